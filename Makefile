@@ -1,0 +1,48 @@
+# Every target sets up what it needs from nothing: a fresh clone and Python >= 3.10 are enough.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create .venv with everything pinned in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[plots,dev,docs]'
+	@touch $@
+
+demo: $(STAMP) ## the main job on what ships with the package; writes demo/
+	$(BIN)/fsdfm checkerboard --out demo
+
+test: $(STAMP) ## all tests with coverage
+	$(BIN)/pytest --cov --cov-report=term
+
+test-fast: $(STAMP) ## the fast suite only
+	$(BIN)/pytest -m 'not slow'
+
+check: $(STAMP) ## lint, types, import layers, docs build
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+format: $(STAMP) ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## every benchmark; writes bench-results/*.json
+	mkdir -p bench-results
+	$(BIN)/fsdfm bench jump --json bench-results/jump.json
+
+docs: $(STAMP) ## serve the documentation on localhost
+	$(BIN)/mkdocs serve
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,63 @@
+"""The mathematics of discrete flow matching: tensors in, tensors out; no network, no file, no flag.
+
+Reading order: schedule, source, path, loss, grid, categorical, jump, sampler, exact.
+"""
+
+from fsdfm.flow.categorical import Draw, Filter, draw
+from fsdfm.flow.exact import ExactDenoiser, sampler_law, total_variation
+from fsdfm.flow.grid import POLICIES, Grid, StepSizeWeights, dyadic_step_sizes
+from fsdfm.flow.jump import (
+    ExactJump,
+    InstantJump,
+    Jump,
+    LiteralJump,
+    SingleJump,
+    StratifiedJump,
+    advance,
+    transition_log_prob,
+)
+from fsdfm.flow.loss import path_loss
+from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
+from fsdfm.flow.sampler import Denoiser, DenseLogits, SplitDenoiser, Step, sample, trajectory
+from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
+from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
+
+__all__ = [
+    "POLICIES",
+    "CosineSchedule",
+    "Coupling",
+    "Denoiser",
+    "DenseLogits",
+    "Draw",
+    "ExactDenoiser",
+    "ExactJump",
+    "ExponentialSchedule",
+    "Filter",
+    "Grid",
+    "IndependentCoupling",
+    "InstantJump",
+    "Jump",
+    "LiteralJump",
+    "MaskSource",
+    "MixtureSource",
+    "Path",
+    "PolynomialSchedule",
+    "Schedule",
+    "SingleJump",
+    "Source",
+    "SplitDenoiser",
+    "Step",
+    "StepSizeWeights",
+    "StratifiedJump",
+    "UniformSource",
+    "advance",
+    "draw",
+    "dyadic_step_sizes",
+    "path_loss",
+    "sample",
+    "sampler_law",
+    "total_variation",
+    "trajectory",
+    "transition_log_prob",
+    "velocity",
+]

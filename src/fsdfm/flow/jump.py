@@ -1,0 +1,267 @@
+"""Jump rules: one step x_t -> x_{t+h} of every position.
+
+With the posterior p frozen over the step, a position is redrawn from p at rate g(t); let E be the number of redraws a
+rule expects in the step and q = 1 - p(x_t). The rules differ in one probability, that of staying:
+
+    ExactJump     E = G_{t,h}     stay = e^-E + (1 - e^-E) p(x_t)     exp(G (1p^T - I)) in closed form
+    SingleJump    E = G_{t,h}     stay = e^(-E q)                     the paper's, appendix B.1
+    InstantJump   E = h g(t)      stay = e^(-E q)                     the paper's before the cumulative scalar
+
+A position that leaves goes to a != x_t with probability p(a) / q. At t+h = 1 every rule redraws from p (E is infinite
+and stay = p(x_t)): the printed rule would force even a certain token to leave, and does not converge (`LiteralJump`).
+
+Since no rule leaves with probability more than 1 - e^-E, which needs no p, a coin u decides in two stages without a
+second random number: a position is a *candidate* if u < 1 - e^-E, and jumps if also u < leave(p). Only candidates
+need their logits. This is the thinning of the paper's rule, and under ExactJump the redraw itself.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow.categorical import Filter, draw
+from fsdfm.flow.path import Path
+from fsdfm.flow.schedule import Schedule, Time, as_interval
+from fsdfm.noise import Noise, Purpose
+
+__all__ = [
+    "ExactJump",
+    "InstantJump",
+    "Jump",
+    "JumpOutcome",
+    "LiteralJump",
+    "RowLogits",
+    "SingleJump",
+    "StratifiedJump",
+    "advance",
+    "transition_log_prob",
+]
+
+
+class Jump(ABC):
+    """A rule: the expected number of redraws in a step, and the probability of staying that follows from it."""
+
+    markov = True  # the next state depends on the present one only, so a transition has a probability
+
+    @abstractmethod
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        """E for t_next < 1."""
+
+    @abstractmethod
+    def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        """log stay for finite E."""
+
+    def redraws(self, schedule: Schedule, t: Time, t_next: Time) -> Tensor:
+        """E, the number of redraws expected in [t, t_next]: float64 like t; infinite at t_next = 1."""
+        start, end = as_interval(t, t_next)
+        return torch.where(end == 1, math.inf, self._redraws(schedule, start, end))
+
+    def log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        """log P(x_{t+h} = x_t) for log_p = log p_{1|t}(x_t); the limit for infinite E is a redraw from p."""
+        return torch.where(torch.isinf(redraws), log_p, self._log_stay(log_p, redraws))
+
+    def leave(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        """P(x_{t+h} != x_t)."""
+        return -torch.expm1(self.log_stay(log_p, redraws))
+
+    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+        """The uniforms that decide over jumps in a step: float64 [B, length].
+
+        bounds   P(candidate) of each step of the trajectory so far, this one last: float64 [B, step+1] or [B, 1]
+        """
+        return noise.uniform(Purpose.COIN, length, step)
+
+    def kernel(self, probs: Tensor, x_t: Tensor, redraws: Tensor) -> Tensor:
+        """The law of x_{t+h} a position, dense: probs [..., V], x_t [...], redraws like x_t -> [..., V]."""
+        if not self.markov:
+            raise ValueError(f"{self} is not Markov: a step depends on earlier ones and has no law of its own")
+        p = probs.gather(-1, x_t[..., None])[..., 0]
+        leave = self.leave(torch.log(p), redraws)
+        q = (probs.sum(-1) - p).clamp(min=1e-300)
+        kernel = probs * (leave / q)[..., None]
+        return kernel.scatter(-1, x_t[..., None], (1 - leave)[..., None])
+
+
+@dataclass(frozen=True)
+class ExactJump(Jump):
+    """The closed-form kernel of the frozen posterior: with probability w = 1 - e^-G redraw from p, else stay."""
+
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        return schedule.cumulative_scalar(t, t_next)
+
+    def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        return torch.logaddexp(-redraws, torch.log(-torch.expm1(-redraws)) + log_p)
+
+
+@dataclass(frozen=True)
+class SingleJump(Jump):
+    """The paper's rule: at most one jump a step, with probability 1 - exp(-h lambda), lambda = gbar_{t,h} q."""
+
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        return schedule.cumulative_scalar(t, t_next)
+
+    def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        return redraws * torch.expm1(log_p)
+
+
+@dataclass(frozen=True)
+class InstantJump(SingleJump):
+    """The paper's rule before the cumulative scalar: lambda = g(t) q, the rate at the start of the step."""
+
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        return (t_next - t) * schedule.scalar(t)
+
+
+@dataclass(frozen=True)
+class LiteralJump(Jump):
+    """A rule as printed, without its limit at t_next = 1; for demonstrations of why the limit is needed."""
+
+    rule: Jump
+
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        return self.rule._redraws(schedule, t, t_next)
+
+    def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        return torch.nan_to_num(self.rule._log_stay(log_p, redraws), nan=0.0, neginf=-math.inf)  # p = 1: nowhere to go
+
+    def redraws(self, schedule: Schedule, t: Time, t_next: Time) -> Tensor:
+        """E without the limit."""
+        return self._redraws(schedule, *as_interval(t, t_next))
+
+    def log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        """log stay without the limit."""
+        return self._log_stay(log_p, redraws)
+
+
+@dataclass(frozen=True)
+class StratifiedJump(Jump):
+    """A rule whose candidates are spread evenly over the steps instead of independently (variance-reduced).
+
+    With A_s the sum of the candidate probabilities up to step s and one uniform phase U a position, the position is a
+    candidate in step s if floor(A_s + U) > floor(A_{s-1} + U). Every step keeps its probability; the number of
+    candidates of a position loses its variance, to floor or ceil of A_S. It is not Markov and so has no transition
+    probability.
+    """
+
+    rule: Jump = field(default_factory=ExactJump)
+    markov = False
+
+    def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
+        return self.rule._redraws(schedule, t, t_next)
+
+    def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
+        return self.rule._log_stay(log_p, redraws)
+
+    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+        """1 where the position is no candidate, else uniform below the candidate probability."""
+        bound = bounds[:, -1:]
+        before = bounds[:, :-1].sum(-1, keepdim=True)
+        phase = noise.uniform(Purpose.PHASE, length)
+        candidate = (torch.floor(before + bound + phase) > torch.floor(before + phase)) | (bound == 1)
+        return torch.where(candidate, bound * noise.uniform(Purpose.COIN, length, step), 1.0)
+
+
+class RowLogits(Protocol):
+    """Logits that can be had for some rows only; a row is a position of a sample, b * L + i."""
+
+    def tiles(self, rows: Tensor) -> Iterable[tuple[slice, Tensor, Tensor | None]]:
+        """Cut `rows` into slices; for each give logits [M, V] and their rows meant (None: all in order)."""
+        ...
+
+
+class JumpOutcome(NamedTuple):
+    """The next state, int64 [B, L], and which positions changed, bool [B, L]."""
+
+    x_next: Tensor
+    jumps: Tensor
+
+
+def advance(
+    x_t: Tensor,
+    logits: RowLogits,
+    redraws: Tensor,
+    *,
+    jump: Jump,
+    path: Path,
+    noise: Noise,
+    step: int = 0,
+    earlier_bounds: Tensor | None = None,
+    frozen: Tensor | None = None,
+    filter: Filter | None = None,
+) -> JumpOutcome:
+    """One step of every position: the only place that tosses coins and draws destinations.
+
+    redraws         E of this step for each sample, from `jump.redraws`: float64 [B]
+    step            its number, which addresses the noise
+    earlier_bounds  P(candidate) of the steps before: float64 [B, step]; a rule with memory needs them
+    frozen          positions that must not change: bool [B, L]
+    """
+    length, device = x_t.shape[1], x_t.device
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    bound = -torch.expm1(-redraws)
+    bounds = bound[:, None] if earlier_bounds is None else torch.cat([earlier_bounds, bound[:, None]], -1)
+    coin = jump.coins(noise, length, step, bounds.to(noise.samples.device))
+    candidate = (coin < bound[:, None].to(coin.device)).to(device) & path.source.movable(x_t)
+    if frozen is not None:
+        candidate &= ~frozen
+    rows = candidate.flatten().nonzero()[:, 0]
+    current = x_t.flatten()[rows]
+    u = noise.uniform(Purpose.DESTINATION, length, step).flatten()[rows.to(noise.samples.device)]
+    tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
+    for part, tile, tile_rows in logits.tiles(rows):
+        drawn = draw(
+            tile, u[part], rows=tile_rows, exclude=current[part], forbidden=path.source.mask_token, filter=filter
+        )
+        assert drawn.log_p_excluded is not None
+        tokens[part], log_p[part] = drawn.tokens, drawn.log_p_excluded
+    leave = jump.leave(log_p, redraws.to(device, precise)[rows // length])
+    jumping = coin.to(device, precise).flatten()[rows] < leave
+    x_next = x_t.flatten().clone()
+    x_next[rows[jumping]] = tokens[jumping]
+    return JumpOutcome(x_next.view_as(x_t), (x_next != x_t.flatten()).view_as(x_t))
+
+
+def transition_log_prob(
+    logits: Tensor,
+    x_t: Tensor,
+    x_next: Tensor,
+    redraws: Tensor,
+    *,
+    jump: Jump,
+    path: Path,
+    filter: Filter | None = None,
+) -> Tensor:
+    """log P(x_{t+h} = x_next | x_t) a position: float64 [B, L], differentiable in the logits [B, L, V].
+
+        stay:  log stay                          Exact: log[(1-w) + w p(x_t)]   Single: q log(1-w)
+        move:  log leave + log p(x_next) - log q
+
+    A sum over positions is the log-probability of the step. A rule that is not Markov raises ValueError.
+    """
+    if not jump.markov:
+        raise ValueError(f"{jump} is not Markov: its steps have no log-probability; use {ExactJump()} for that")
+    shaped = logits.to(torch.float64)
+    if path.source.mask_token is not None or filter is not None:
+        shaped = shaped.clone()
+    if path.source.mask_token is not None:
+        shaped[..., path.source.mask_token] = -math.inf
+    if filter is not None:
+        shaped = filter(shaped.flatten(0, 1)).view_as(shaped)
+    normaliser = torch.logsumexp(shaped, -1)
+    log_p = shaped.gather(-1, x_t[..., None])[..., 0] - normaliser
+    log_p_next = shaped.gather(-1, x_next[..., None])[..., 0] - normaliser
+    expected = redraws.to(log_p)[:, None]
+    log_stay = jump.log_stay(log_p, expected)
+    log_move = torch.log(-torch.expm1(log_stay)) + log_p_next - torch.log(-torch.expm1(log_p))
+    log_move = torch.where(torch.isinf(expected) & torch.isinf(log_p), log_p_next, log_move)
+    moved = x_next != x_t
+    log_prob = torch.where(moved, log_move, log_stay)
+    revealed = torch.where(moved, -math.inf, 0.0).to(log_prob)
+    return torch.where(path.source.movable(x_t), log_prob, revealed)

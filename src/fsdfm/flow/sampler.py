@@ -1,0 +1,213 @@
+"""The sampler: from x_0 along a grid to x_1, one network call a step.
+
+`trajectory` is a generator of steps: progress bars, plots and streaming are the caller's. `sample` is its last state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow.categorical import Filter
+from fsdfm.flow.grid import Grid
+from fsdfm.flow.jump import Jump, RowLogits, advance
+from fsdfm.flow.path import Path
+from fsdfm.noise import Noise
+
+__all__ = [
+    "Denoiser",
+    "DenseLogits",
+    "LogitsHook",
+    "Rows",
+    "SplitDenoiser",
+    "SplitLogits",
+    "Step",
+    "sample",
+    "trajectory",
+]
+
+_P = ParamSpec("_P")
+_TILE = 128  # rows a head call: enough for an efficient matrix product, little enough to hold [tile, V]
+
+
+class Denoiser(Protocol):
+    """Anything that turns (x_t, t, h) into the logits of p_{1|t}: tokens [B, L], times [B], sizes [B] -> [B, L, V]."""
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Logits [B, L, V]."""
+        ...
+
+
+@runtime_checkable
+class SplitDenoiser(Protocol):
+    """A denoiser whose vocabulary head can be asked for chosen positions only."""
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C], everything but the head."""
+        ...
+
+    def logits_at(self, features: Tensor) -> Tensor:
+        """The head on chosen features: [N, C] -> [N, V]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which positions some logits belong to: sample and position indices [N], the state [B, L] and the step [B]."""
+
+    sample: Tensor
+    position: Tensor
+    x_t: Tensor
+    t: Tensor
+    t_next: Tensor
+
+
+LogitsHook = Callable[[Tensor, Rows], Tensor]
+"""Changes logits [N, V] before they are used: guidance, banned words, a constraint. May work in place."""
+
+
+class DenseLogits:
+    """Logits [B, L, V] that are there already."""
+
+    def __init__(self, logits: Tensor):
+        self.flat = logits.flatten(0, 1)
+
+    def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """One tile: the tensor itself, so that nothing is copied."""
+        yield slice(0, len(rows)), self.flat, rows
+
+
+class SplitLogits:
+    """Logits that a head computes for the rows asked for."""
+
+    def __init__(self, denoiser: SplitDenoiser, features: Tensor):
+        self.denoiser = denoiser
+        self.flat = features.flatten(0, 1)
+
+    def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """A head call for every few rows."""
+        for start in range(0, len(rows), _TILE):
+            part = slice(start, min(start + _TILE, len(rows)))
+            yield part, self.denoiser.logits_at(self.flat[rows[part]]), None
+
+
+class _HookedLogits:
+    """Other logits, with a hook run over every tile."""
+
+    def __init__(self, logits: RowLogits, hook: LogitsHook, state: tuple[Tensor, Tensor, Tensor]):
+        self.logits, self.hook = logits, hook
+        self.x_t, self.t, self.t_next = state
+
+    def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        length = self.x_t.shape[1]
+        for start in range(0, len(rows), _TILE):
+            wanted = rows[start : start + _TILE]
+            where = Rows(wanted // length, wanted % length, self.x_t, self.t, self.t_next)
+            for part, tile, tile_rows in self.logits.tiles(wanted):
+                picked = tile if tile_rows is None else tile[tile_rows]
+                yield slice(start + part.start, start + part.stop), self.hook(picked, where), None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a trajectory: from x_t at time t [B] to x_next at t_next [B]; `jumps` are the changed positions."""
+
+    index: int
+    t: Tensor
+    t_next: Tensor
+    x_t: Tensor
+    x_next: Tensor
+    jumps: Tensor
+
+
+def trajectory(
+    denoiser: Denoiser | SplitDenoiser,
+    path: Path,
+    x_0: Tensor,
+    *,
+    grid: Grid,
+    jump: Jump,
+    noise: Noise,
+    frozen: Tensor | None = None,
+    filter: Filter | None = None,
+    hook: LogitsHook | None = None,
+    churn: float = 0.0,
+) -> Iterator[Step]:
+    """Walk from x_0 along the grid, one network call a step, and yield every step.
+
+    frozen   positions that keep their token, bool [B, L]: prompts, known words of an infill, intact words of a repair
+    filter   temperature, top-k, top-p
+    hook     changes logits before they are used
+    churn    opt-in renoising: a step of size h first goes back by churn * h to a time s >= 0 (`Path.renoise`: exact,
+             no network call; under the mask source it remasks), then forward from s
+    """
+    _check(path, x_0, grid, noise=noise, frozen=frozen, churn=churn)
+    batch, device = len(x_0), x_0.device
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    x_t, bounds = x_0, torch.empty(batch, 0, dtype=torch.float64)
+    for index in range(grid.steps):
+        t = grid.times[..., index].expand(batch)
+        t_next = grid.times[..., index + 1].expand(batch)
+        if churn:
+            t_back = (t - churn * (t_next - t)).clamp(min=0)
+            renoised = path.renoise(x_t, t, t_back, noise, step=index)
+            x_t = renoised if frozen is None else torch.where(frozen, x_t, renoised)
+            t = t_back
+        redraws = jump.redraws(path.schedule, t, t_next)
+        with torch.no_grad():
+            logits = _ask(denoiser, x_t, t.to(device, precise), (t_next - t).to(device, precise))
+            if hook is not None:
+                logits = _HookedLogits(logits, hook, (x_t, t, t_next))
+            x_next, jumps = advance(
+                x_t,
+                logits,
+                redraws,
+                jump=jump,
+                path=path,
+                noise=noise,
+                step=index,
+                earlier_bounds=bounds,
+                frozen=frozen,
+                filter=filter,
+            )
+        bounds = torch.cat([bounds, -torch.expm1(-redraws)[:, None]], -1)
+        yield Step(index, t, t_next, x_t, x_next, jumps)
+        x_t = x_next
+
+
+def _last_state(walk: Callable[_P, Iterator[Step]]) -> Callable[_P, Tensor]:
+    def sample(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        (last,) = deque(walk(*args, **kwargs), maxlen=1)
+        return last.x_next
+
+    sample.__doc__ = "x_1, int64 [B, L]: the last state of `trajectory`, whose arguments it takes."
+    return sample
+
+
+sample = _last_state(trajectory)
+
+
+def _ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -> RowLogits:
+    if isinstance(denoiser, SplitDenoiser):
+        return SplitLogits(denoiser, denoiser.trunk(x_t, t, h))
+    return DenseLogits(denoiser(x_t, t, h))
+
+
+def _check(path: Path, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor | None, churn: float) -> None:
+    if x_0.ndim != 2 or x_0.dtype != torch.int64 or x_0.numel() == 0:
+        raise ValueError(f"x_0 is {x_0.dtype} {tuple(x_0.shape)}; it must be int64 [samples, positions], not empty")
+    if int(x_0.min()) < 0 or int(x_0.max()) >= path.source.vocab_size:
+        raise ValueError(f"x_0 holds a token outside 0 .. {path.source.vocab_size - 1}, the vocabulary of the source")
+    if len(noise) != len(x_0):
+        raise ValueError(f"noise has {len(noise)} samples and x_0 {len(x_0)}; give one sample index a row")
+    if frozen is not None and (frozen.shape != x_0.shape or frozen.dtype != torch.bool):
+        raise ValueError(f"frozen is {frozen.dtype} {tuple(frozen.shape)}; it must be bool {tuple(x_0.shape)}")
+    if grid.times.ndim == 2 and len(grid.times) != len(x_0):
+        raise ValueError(f"the grid has times for {len(grid.times)} rows and x_0 has {len(x_0)}")
+    if not 0 <= churn < float("inf"):
+        raise ValueError(f"churn is {churn}; allowed are finite numbers >= 0")
