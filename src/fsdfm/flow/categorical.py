@@ -274,12 +274,13 @@ def _load(
     """The unnormalised weights exp(logit - max) of some rows, in the buffer: [n, blocks, _BLOCK], padded with 0."""
     picked = logits[chunk] if rows is None else logits[rows[chunk]]
     weights = buffer[: len(picked), : logits.shape[-1]]
-    weights.copy_(picked)
-    if forbidden is not None:
-        weights[:, forbidden] = -math.inf
-    if filter is not None:
-        filter(weights)
-    weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    if forbidden is not None or filter is not None:
+        picked = weights.copy_(picked)
+        if forbidden is not None:
+            picked[:, forbidden] = -math.inf
+        if filter is not None:
+            filter(picked)
+    torch.sub(picked, picked.amax(-1, keepdim=True), out=weights).exp_()
     return buffer[: len(picked)].view(len(picked), -1, _BLOCK)
 
 

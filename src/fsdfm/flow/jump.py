@@ -169,7 +169,7 @@ class StratifiedJump(Jump):
 
 
 class RowLogits(Protocol):
-    """Logits that can be had for some rows only; a row is a position of a sample, b * L + i."""
+    """Logits that can be had for some rows only; a row is a position of a sample, b * L + i. Rows come in order."""
 
     def tiles(self, rows: Tensor) -> Iterable[tuple[slice, Tensor, Tensor | None]]:
         """Cut `rows` into slices; for each give logits [M, V] and their rows meant (None: all in order)."""

@@ -79,7 +79,7 @@ class DenseLogits:
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """One tile: the tensor itself, so that nothing is copied."""
-        yield slice(0, len(rows)), self.flat, rows
+        yield slice(0, len(rows)), self.flat, rows if len(rows) < len(self.flat) else None
 
 
 class SplitLogits:

@@ -1,0 +1,5 @@
+"""`python -m fsdfm` is `fsdfm`."""
+
+from fsdfm.cli import main
+
+main()

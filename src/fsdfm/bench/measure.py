@@ -1,0 +1,49 @@
+"""Timing and memory: medians of interleaved repeats, because machines are shared and noisy; peaks from the kernel."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path as FilePath
+
+from rich.progress import Progress
+
+__all__ = ["interleaved_medians", "peak_extra_mib"]
+
+_STATUS = FilePath("/proc/self/status")
+_CLEAR = FilePath("/proc/self/clear_refs")
+
+
+def interleaved_medians(jobs: Mapping[str, Callable[[], object]], *, repeats: int, title: str) -> dict[str, float]:
+    """Median seconds of each job; a round runs every job once, so that a slow moment of the machine meets them all."""
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; allowed are whole numbers >= 1")
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    with Progress(transient=True) as progress:
+        task = progress.add_task(title, total=(repeats + 1) * len(jobs))
+        for round_ in range(repeats + 1):
+            for name, job in jobs.items():
+                start = time.perf_counter()
+                job()
+                if round_ > 0:  # the first round warms caches and pools
+                    seconds[name].append(time.perf_counter() - start)
+                progress.advance(task)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_extra_mib(job: Callable[[], object]) -> float | None:
+    """How far the resident memory rises above its level while the job runs, in MiB; None where the kernel cannot say."""
+    if not _CLEAR.exists():
+        return None
+    gc.collect()
+    _CLEAR.write_text("5")  # reset the high-water mark
+    before = _resident_kib("VmRSS")
+    job()
+    return max(0.0, (_resident_kib("VmHWM") - before) / 1024)
+
+
+def _resident_kib(field: str) -> float:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
+    return float(line.split()[1])

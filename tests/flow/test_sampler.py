@@ -1,0 +1,272 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
+from worlds import SOURCES, world
+
+from fsdfm.flow import (
+    DenseLogits,
+    ExactDenoiser,
+    ExactJump,
+    Filter,
+    Grid,
+    InstantJump,
+    MaskSource,
+    MixtureSource,
+    Path,
+    PolynomialSchedule,
+    SingleJump,
+    StratifiedJump,
+    UniformSource,
+    advance,
+    sample,
+    sampler_law,
+    trajectory,
+)
+from fsdfm.noise import Noise
+
+RULES = [ExactJump(), SingleJump(), InstantJump(), StratifiedJump(SingleJump())]
+every_rule = pytest.mark.parametrize("jump", RULES, ids=str)
+
+
+class Toy:
+    """A denoiser with a mind of its own: logits from fixed random weights of token, position and time."""
+
+    def __init__(self, vocab, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.embedding = torch.randn(vocab, 8, generator=generator)
+        self.head = torch.randn(8, vocab, generator=generator)
+        self.calls, self.times, self.sizes = 0, [], []
+
+    def trunk(self, x_t, t, h):
+        self.calls += 1
+        self.times.append(t.tolist())
+        self.sizes.append(h.tolist())
+        features = self.embedding[x_t]
+        return features + features.roll(1, 1) * t.float()[:, None, None] + h.float()[:, None, None]
+
+    def logits_at(self, features):
+        return features @ self.head
+
+
+class Dense:
+    """The same without the split."""
+
+    def __init__(self, toy):
+        self.toy = toy
+
+    def __call__(self, x_t, t, h):
+        return self.toy.logits_at(self.toy.trunk(x_t, t, h))
+
+
+def run(denoiser, path, *, samples=range(5), length=12, steps=4, jump=RULES[0], seed=0, **options):
+    noise = Noise(seed, samples)
+    return sample(
+        denoiser, path, path.source.sample(noise, length), grid=Grid.uniform(steps), jump=jump, noise=noise, **options
+    )
+
+
+@every_rule
+@pytest.mark.parametrize("steps", [1, 2, 7, 33])
+def test_network_calls_equal_steps(jump, steps):
+    toy = Toy(11)
+    run(toy, Path(UniformSource(11)), steps=steps, jump=jump)
+    assert toy.calls == steps
+    assert toy.times == [pytest.approx([k / steps] * 5) for k in range(steps)]
+    assert toy.sizes == [pytest.approx([1 / steps] * 5)] * steps
+
+
+@every_rule
+def test_a_sample_does_not_depend_on_batch_size_or_order(jump):
+    path, toy = Path(MixtureSource(11, 0.4)), Toy(11)
+    together = run(toy, path, samples=range(8), jump=jump, churn=0.5)
+    for order in ([3], [5, 1], [7, 6, 5, 4, 3, 2, 1, 0]):
+        assert torch.equal(run(toy, path, samples=order, jump=jump, churn=0.5), together[order])
+    assert not torch.equal(run(toy, path, samples=range(8), jump=jump, seed=1, churn=0.5), together)
+
+
+@every_rule
+@pytest.mark.parametrize("source", [UniformSource(300), MaskSource(300)], ids=str)
+def test_asking_the_head_for_candidates_only_changes_nothing(jump, source):
+    path, toy = Path(source), Toy(300)
+    split = run(toy, path, length=200, steps=8, jump=jump)
+    dense = run(Dense(toy), path, length=200, steps=8, jump=jump)
+    assert torch.equal(split, dense)
+
+
+@pytest.mark.parametrize("source", [MaskSource(9), MixtureSource(9, 0.5)], ids=str)
+@every_rule
+def test_the_mask_is_never_emitted_and_never_entered(source, jump):
+    path, toy, noise = Path(source), Toy(9), Noise(0, range(20))
+    toy.head[:, -1] += 50  # a network that loves the mask
+    x_0 = source.sample(noise, 50)
+    for step in trajectory(toy, path, x_0, grid=Grid.uniform(6), jump=jump, noise=noise):
+        assert not bool(((step.x_t != 8) & (step.x_next == 8)).any())
+        if isinstance(source, MaskSource):
+            assert not bool(step.jumps[step.x_t != 8].any())  # a revealed position never moves
+    assert not bool((step.x_next == 8).any())
+
+
+def test_churn_remasks_only_when_asked_for():
+    path, toy, noise = Path(MaskSource(9)), Toy(9), Noise(0, range(20))
+    x_0 = path.source.sample(noise, 50)
+    steps = list(trajectory(toy, path, x_0, grid=Grid.uniform(6), jump=ExactJump(), noise=noise, churn=1.0))
+    remasked = [int(((before.x_next != 8) & (after.x_t == 8)).sum()) for before, after in itertools.pairwise(steps)]
+    assert min(remasked) > 0
+    assert not bool((steps[-1].x_next == 8).any())
+    assert toy.calls == 6
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_churn_does_not_move_the_law(source):
+    """With the exact posterior and many steps the end is p_1, with renoising as without."""
+    path, p_1 = world(source, PolynomialSchedule())
+    exact, rows = ExactDenoiser(path, p_1=p_1), 20_000
+    x_1 = run(exact, path, samples=range(rows), length=2, steps=24, churn=1.0)
+    index = x_1[:, 0] * path.source.vocab_size + x_1[:, 1]
+    shares = torch.bincount(index, minlength=p_1.numel()) / rows
+    assert float((shares - p_1.flatten()).abs().sum() / 2) < 0.05
+
+
+@every_rule
+@given(seed=st.integers(0, 1000), share=st.floats(0, 1))
+def test_frozen_positions_never_change(jump, seed, share):
+    path, toy, noise = Path(UniformSource(11)), Toy(11), Noise(seed, range(3))
+    x_0 = path.source.sample(noise, 20)
+    frozen = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed)) < share
+    x_1 = sample(toy, path, x_0, grid=Grid.uniform(4), jump=jump, noise=noise, frozen=frozen, churn=0.5)
+    assert torch.equal(x_1[frozen], x_0[frozen])
+
+
+def test_everything_frozen_works():
+    path, toy, noise = Path(UniformSource(11)), Toy(11), Noise(0, range(2))
+    x_0 = path.source.sample(noise, 5)
+    frozen = torch.ones(2, 5, dtype=torch.bool)
+    assert torch.equal(sample(toy, path, x_0, grid=Grid.uniform(3), jump=ExactJump(), noise=noise, frozen=frozen), x_0)
+
+
+def test_one_token_vocabulary_works():
+    assert run(Toy(1), Path(UniformSource(1))).eq(0).all()
+
+
+def test_a_start_time_other_than_zero_and_one_a_row():
+    path, toy, noise = Path(UniformSource(11)), Toy(11), Noise(0, range(2))
+    x_0 = path.source.sample(noise, 5)
+    grid = Grid.uniform(4, torch.tensor([0.0, 0.5]))
+    both = sample(toy, path, x_0, grid=grid, jump=ExactJump(), noise=noise)
+    assert toy.sizes == [[0.25, 0.125]] * 4
+    late = sample(toy, path, x_0[1:], grid=Grid.uniform(4, 0.5), jump=ExactJump(), noise=noise[1:])
+    assert torch.equal(both[1:], late)
+
+
+@pytest.mark.parametrize("jump", [rule for rule in RULES if rule.markov], ids=str)
+@pytest.mark.parametrize("source", SOURCES)
+def test_samples_follow_the_computed_law(jump, source):
+    path, p_1 = world(source, PolynomialSchedule(2))
+    exact, rows = ExactDenoiser(path, p_1=p_1), 20_000
+    x_1 = run(exact, path, samples=range(rows), length=2, steps=3, jump=jump)
+    counts = torch.bincount(x_1[:, 0] * path.source.vocab_size + x_1[:, 1], minlength=p_1.numel()).double()
+    expected = rows * sampler_law(exact, path, exact.marginal(0.0), grid=Grid.uniform(3), jump=jump)
+    possible = expected > 1e-9
+    assert float(counts[~possible].sum()) == 0
+    assert chisquare(counts[possible], expected[possible] * rows / expected[possible].sum()).pvalue > 1e-4
+
+
+def test_a_hook_changes_the_logits():
+    path, toy = Path(UniformSource(11)), Toy(11)
+    seen = []
+
+    def ban_seven(logits, rows):
+        seen.append((rows.sample.max() < 5, rows.position.max() < 300, logits.shape == (len(rows.sample), 11)))
+        logits[:, 7] = -math.inf
+        return logits
+
+    for denoiser in (toy, Dense(toy)):
+        assert not bool((run(denoiser, path, length=300, hook=ban_seven) == 7).any())
+    assert bool((run(toy, path, length=300) == 7).any())
+    assert all(all(flags) for flags in seen)
+    unchanged = run(toy, path, length=300, hook=lambda logits, rows: logits)
+    assert torch.equal(unchanged, run(toy, path, length=300))
+
+
+def test_a_cold_filter_is_greedy():
+    path, toy = Path(UniformSource(11)), Toy(11)
+    cold = run(toy, path, steps=1, filter=Filter(temperature=1e-4))
+    noise = Noise(0, range(5))
+    x_0, zero = path.source.sample(noise, 12), torch.zeros(5)
+    assert torch.equal(cold, Dense(toy)(x_0, zero, zero + 1).argmax(-1))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor) and not any(tensor is a for a in args):
+                shares = any(isinstance(a, torch.Tensor) and a.data_ptr() == tensor.data_ptr() for a in args)
+                self.largest = max(self.largest, 0 if shares else tensor.numel())
+        return out
+
+
+@every_rule
+def test_no_second_tensor_of_the_size_of_the_logits(jump):
+    length, vocab = 512, 20_000
+    logits = torch.zeros(1, length, vocab)
+    path, x_t = Path(UniformSource(vocab)), torch.zeros(1, length, dtype=torch.int64)
+    for t, t_next in [(0.5, 0.75), (7 / 8, 1.0)]:
+        redraws = jump.redraws(path.schedule, torch.tensor([t]), torch.tensor([t_next]))
+        with LargestTensor() as watch:
+            advance(x_t, DenseLogits(logits), redraws, jump=jump, path=path, noise=Noise(0))
+        assert 0 < watch.largest <= logits.numel() / 8
+
+
+def test_gradients_are_not_recorded():
+    toy = Toy(11)
+    toy.head.requires_grad_()
+    noise, path = Noise(0), Path(UniformSource(11))
+    x_0 = path.source.sample(noise, 4)
+    for _ in trajectory(toy, path, x_0, grid=Grid.uniform(2), jump=ExactJump(), noise=noise):
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"x_0": torch.zeros(2, 5)}, "int64"),
+        ({"x_0": torch.zeros(2, 0, dtype=torch.int64)}, "not empty"),
+        ({"x_0": torch.zeros(10, dtype=torch.int64)}, "int64"),
+        ({"x_0": torch.full((2, 5), 11)}, "vocabulary"),
+        ({"x_0": torch.full((2, 5), -1)}, "vocabulary"),
+        ({"noise": Noise(0, range(3))}, "one sample index a row"),
+        ({"frozen": torch.zeros(2, 5)}, "must be bool"),
+        ({"frozen": torch.zeros(2, 4, dtype=torch.bool)}, "must be bool"),
+        ({"grid": Grid.uniform(4, torch.tensor([0.0, 0.1, 0.2]))}, "rows"),
+        ({"churn": -1.0}, "allowed"),
+        ({"churn": math.nan}, "allowed"),
+    ],
+)
+def test_bad_arguments_are_errors(change, match):
+    arguments = {
+        "x_0": torch.zeros(2, 5, dtype=torch.int64),
+        "grid": Grid.uniform(4),
+        "jump": ExactJump(),
+        "noise": Noise(0, range(2)),
+    } | change
+    with pytest.raises(ValueError, match=match):
+        sample(Toy(11), Path(UniformSource(11)), **arguments)
+
+
+def test_nan_logits_are_an_error():
+    def broken(x_t, t, h):
+        return torch.full((*x_t.shape, 11), math.nan)
+
+    with pytest.raises(ValueError, match="NaN"):
+        run(broken, Path(UniformSource(11)))
