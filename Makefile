@@ -31,7 +31,7 @@ check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
