@@ -45,7 +45,7 @@ def learn_pieces(texts: Sequence[str], num_merges: int) -> list[str]:
     return merged + sorted(set("".join(texts)) - {"—"})  # one character is left to its bytes
 
 
-PIECES = learn_pieces(STORIES, 120)
+PIECES = [*learn_pieces(STORIES, 120), "<s", "<", ">"]  # one merge short of the name <s>
 VOCAB_SIZE = 259 + len(PIECES)
 
 
@@ -219,9 +219,9 @@ def test_every_age_of_tokenizer_file_reads_the_same(vocabulary: Vocabulary, tmp_
     assert vocabulary.pieces[258] == "<0xFF>"
 
 
-TEXTS = st.text(st.sampled_from("".join(sorted(set("".join(STORIES)))) + "  <s>0x▁é日🙂\t"), max_size=60) | st.text(
-    max_size=20
-)
+SCRAPS = [*PIECES, *"<s>0x▁é日🙂\t"]  # joined, they make merges compete
+NAMES = ["<s>", "a <s> b</s>", "<unk>", "<0x0A>", "\n<s>\n"]  # of special tokens, as text
+TEXTS = st.sampled_from(STORIES + NAMES) | st.lists(st.sampled_from(SCRAPS), max_size=25).map("".join) | st.text()
 
 
 @settings(max_examples=150, deadline=None)

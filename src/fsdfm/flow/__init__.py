@@ -16,7 +16,7 @@ from fsdfm.flow.jump import (
     advance,
     transition_log_prob,
 )
-from fsdfm.flow.loss import path_loss
+from fsdfm.flow.loss import generalised_kl, path_loss
 from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
 from fsdfm.flow.sampler import Denoiser, DenseLogits, SplitDenoiser, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
@@ -53,6 +53,7 @@ __all__ = [
     "advance",
     "draw",
     "dyadic_step_sizes",
+    "generalised_kl",
     "path_loss",
     "sample",
     "sampler_law",

@@ -5,19 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["path_loss"]
+__all__ = ["generalised_kl", "path_loss"]
 
 
-def path_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, scalar: Tensor) -> Tensor:
-    """The generalised KL of section 3, a token: [B, L].
+def generalised_kl(log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+    """The path loss of section 3 from the model's log-probabilities of x_1 and of x_t; all arguments broadcast.
 
         L = -g [ p(x_t) - delta_{x_1}(x_t) + (1 - delta_{x_1}(x_t)) log p(x_1) ]
 
-    `scalar` is g(t), or the mean scalar gbar_{t,h} of section 4.3: [] or [B]. Summed over what x_1 may be given x_t,
-    it is smallest at p = p_{1|t}.
+    `shown` is delta_{x_1}(x_t) as bool, `scalar` g(t) or the mean scalar gbar_{t,h} of section 4.3. In expectation over
+    x_1 given x_t it is smallest at p = p_{1|t}.
     """
+    delta = shown.to(log_p_1.dtype)
+    return -scalar * (torch.exp(log_p_t) - delta + (1 - delta) * log_p_1)
+
+
+def path_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, scalar: Tensor) -> Tensor:
+    """`generalised_kl` of logits [B, L, V] at every position: [B, L]; `scalar` is [] or [B]."""
     log_z = torch.logsumexp(logits, -1)
     log_p_1 = logits.gather(-1, x_1[..., None])[..., 0] - log_z
-    p_t = torch.exp(logits.gather(-1, x_t[..., None])[..., 0] - log_z)
-    shown = (x_1 == x_t).to(logits.dtype)
-    return -scalar.to(logits.dtype).reshape(-1, 1) * (p_t - shown + (1 - shown) * log_p_1)
+    log_p_t = logits.gather(-1, x_t[..., None])[..., 0] - log_z
+    return generalised_kl(log_p_1, log_p_t, x_1 == x_t, scalar.to(logits.dtype).reshape(-1, 1))

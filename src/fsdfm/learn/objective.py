@@ -1,0 +1,350 @@
+"""Objectives: what a batch of data asks of the model, as one number and some logs (section 4.3).
+
+Pre-training is the path loss on small steps; few-step training blends it, row by row, with the distillation of a
+shortcut teacher on large ones. Losses are float32 and computed a few rows at a time: no [B, L, V] tensor ever lives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow import POLICIES, Path, StepSizeWeights, dyadic_step_sizes, generalised_kl
+from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
+from fsdfm.noise import Noise, Purpose
+
+__all__ = [
+    "Batch",
+    "CrossEntropy",
+    "FewStepObjective",
+    "FineTimes",
+    "GeneralisedKL",
+    "MultiplesOfH",
+    "Objective",
+    "Outcome",
+    "PathLoss",
+    "PathObjective",
+    "TimeGrid",
+]
+
+_CHUNK = 512  # rows of logits that live at a time
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Data for one training step.
+
+    x_1     tokens, int64 [B, L]
+    x_0     the other end of a coupled pair, int64 [B, L]; None: drawn from the path's coupling
+    real    positions that hold data, bool [B, L]; None: all
+    given   positions that are never noised and never scored, bool [B, L], such as the first; None: none
+    size    samples in the whole batch over all processes; None: those here
+    """
+
+    x_1: Tensor
+    x_0: Tensor | None = None
+    real: Tensor | None = None
+    given: Tensor | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The loss to minimise, and what happened: per-sample tensors [B] and numbers."""
+
+    loss: Tensor
+    t: Tensor
+    h: Tensor
+    sample_loss: Tensor
+    logs: dict[str, float]
+
+
+class Objective(Protocol):
+    """A function of a model and a batch; `noise` is addressed by sample, so the result does not depend on the batch."""
+
+    def __call__(
+        self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
+    ) -> Outcome:
+        """The loss of a batch."""
+        ...
+
+
+class TimeGrid(Protocol):
+    """Where training draws t, given h."""
+
+    def __call__(self, h: Tensor, u: Tensor) -> Tensor:
+        """Times [B] with t + h <= 1, from step sizes and uniforms [B], float64."""
+        ...
+
+
+@dataclass(frozen=True)
+class MultiplesOfH:
+    """t = 0, h, 2h, ..., 1-h: the times that a sampler with steps of size h visits."""
+
+    def __call__(self, h: Tensor, u: Tensor) -> Tensor:
+        """Rounded down to a multiple of h."""
+        steps = torch.round(1 / h)
+        return torch.floor(u * steps) / steps
+
+
+@dataclass(frozen=True)
+class FineTimes:
+    """t on a fine grid up to 1-h, whatever h is."""
+
+    smallest: float = 2.0**-10
+
+    def __call__(self, h: Tensor, u: Tensor) -> Tensor:
+        """One of the (1-h)/smallest + 1 times, all alike."""
+        choices = torch.round((1 - h) / self.smallest) + 1
+        return torch.floor(u * choices) * self.smallest
+
+
+class PathLoss(ABC):
+    """A loss a position from (log p(x_1), log p(x_t)): the model's logits meet the data here."""
+
+    @abstractmethod
+    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+        """All of them [N]; `shown` is x_t == x_1."""
+
+
+@dataclass(frozen=True)
+class GeneralisedKL(PathLoss):
+    """-gbar [p(x_t) - delta + (1 - delta) log p(x_1)], the paper's path loss."""
+
+    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+        """See `fsdfm.flow.generalised_kl`."""
+        return generalised_kl(log_p_1, log_p_t, shown, scalar)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(PathLoss):
+    """-log p(x_1): the same minimiser, another weighting of times, less variance."""
+
+    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+        """Whatever the time."""
+        return -log_p_1
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The noised batch and the weight of each position in the mean: 1 / (positions of the sample * B), or 0."""
+
+    x_1: Tensor
+    x_t: Tensor
+    weight: Tensor
+    scorable: Tensor
+
+
+def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor) -> _Rows:
+    x_0 = batch.x_0 if batch.x_0 is not None else path.sample_x_0(batch.x_1, noise).to(batch.x_1.device)
+    x_t = path.sample(x_0, batch.x_1, t, noise)
+    scored = torch.ones_like(x_t, dtype=torch.bool)
+    if batch.given is not None:
+        x_t = torch.where(batch.given, batch.x_1, x_t)
+        scored = scored & ~batch.given
+    if batch.real is not None:
+        scored = scored & batch.real
+    positions = scored.sum(1, keepdim=True).clamp(min=1)
+    # A revealed position of the mask source has the delta as its posterior: nothing to learn there.
+    scorable = scored & path.source.movable(x_t)
+    return _Rows(batch.x_1, x_t, (scorable / positions).float() / len(x_t), scorable)
+
+
+def _path_scalar(path: Path, t: Tensor, h: Tensor) -> Tensor:
+    """gbar_{t,h}; at t+h = 1, where it is infinite, the mean probability of a redraw w/h takes its place."""
+    end = torch.minimum(t + h, torch.ones_like(t))
+    return torch.where(end == 1, path.schedule.redraw(t, end) / h, path.schedule.mean_scalar(t, end))
+
+
+ChunkLoss = Callable[[Tensor, slice], Tensor]
+"""Logits of some rows [n, V], float32, and which rows they are -> the loss of each row [n]."""
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """sum over rows of weight * loss(head(features)), and its gradient, a chunk of rows at a time.
+
+    The gradient is taken while a chunk's logits are alive, so nothing of size [N, V] outlives its chunk and nothing is
+    computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, model: TrainableDenoiser, losses: ChunkLoss, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = features.new_zeros((), dtype=torch.float32)
+        d_features = torch.zeros_like(features)
+        d_parameters = [torch.zeros_like(p) for p in parameters]
+        per_row = torch.zeros_like(weight)
+        for start in range(0, len(features), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            if not bool((weight[rows] != 0).any()):
+                continue
+            with torch.enable_grad():
+                inputs = features[rows].detach().requires_grad_()
+                loss = losses(model.logits_at(inputs).float(), rows)
+                weighted = (weight[rows] * loss).sum()
+            grads = torch.autograd.grad(weighted, [inputs, *parameters], allow_unused=True)
+            d_features[rows] = grads[0]
+            for total_grad, grad in zip(d_parameters, grads[1:], strict=True):
+                if grad is not None:
+                    total_grad += grad
+            per_row[rows] = loss.detach()
+            total += weighted.detach()
+        ctx.save_for_backward(d_features, *d_parameters)
+        ctx.mark_non_differentiable(per_row)
+        return total, per_row
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        d_features, *d_parameters = ctx.saved_tensors
+        return (d_features * d_total, None, None, None, *[d * d_total for d in d_parameters])
+
+
+def _chunked(model: TrainableDenoiser, features: Tensor, weight: Tensor, losses: ChunkLoss) -> tuple[Tensor, Tensor]:
+    """Summed weighted loss and the loss of each row, for features [N, C] and weights [N]."""
+    apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
+    return apply(features, weight, model, losses, *model.head.parameters())
+
+
+def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> ChunkLoss:
+    x_1, x_t = rows.x_1.flatten(), rows.x_t.flatten()
+    per_row = scalar.to(x_1.device, torch.float32)[:, None].expand_as(rows.x_1).flatten()
+
+    def losses(logits: Tensor, part: slice) -> Tensor:
+        if path.source.mask_token is not None:
+            logits = _without(logits, path.source.mask_token)
+        log_z = torch.logsumexp(logits, -1)
+        log_p_1 = logits.gather(1, x_1[part, None])[:, 0] - log_z
+        log_p_t = logits.gather(1, x_t[part, None])[:, 0] - log_z
+        return loss(log_p_1, log_p_t, x_1[part] == x_t[part], per_row[part])
+
+    return losses
+
+
+def _without(logits: Tensor, token: int) -> Tensor:
+    column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    column[token] = True
+    return logits.masked_fill(column, -torch.inf)
+
+
+def _distilled_rows(path: Path, target: Target, *, temperature: float, entropies: Tensor) -> ChunkLoss:
+    """Forward KL(target || student) a row; the target's entropy, in nats, is noted in `entropies`."""
+    forbidden = path.source.mask_token
+
+    def losses(logits: Tensor, part: slice) -> Tensor:
+        logits = logits / temperature if forbidden is None else _without(logits / temperature, forbidden)
+        log_target = target.log_probs(part, temperature=temperature, forbidden=forbidden)
+        probs = torch.exp(log_target)
+        entropies[part] = -torch.where(probs > 0, probs * log_target, 0.0).sum(-1)
+        log_z = torch.logsumexp(logits, -1)
+        cross = log_z - (probs * torch.where(probs > 0, logits, 0.0)).sum(-1)
+        return cross - entropies[part]
+
+    return losses
+
+
+def _by_sample(per_row: Tensor, rows: _Rows, batch: int) -> Tensor:
+    """Each sample's own mean loss, for a batch of so many: [B] or fewer."""
+    return (per_row.view_as(rows.weight) * rows.weight).sum(1) * batch
+
+
+@dataclass(frozen=True)
+class PathObjective:
+    """Pre-training: the path loss at small steps of size h, t drawn from the time grid."""
+
+    path: Path
+    loss: PathLoss = field(default_factory=GeneralisedKL)
+    h: float = 2.0**-10
+    times: TimeGrid = field(default_factory=MultiplesOfH)
+
+    def __call__(
+        self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
+    ) -> Outcome:
+        """The mean over samples of the mean over their scored positions."""
+        h = torch.full((len(batch.x_1),), self.h, dtype=torch.float64)
+        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+        rows = _noised(self.path, batch, noise, t=t)
+        device = batch.x_1.device
+        features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
+        losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss)
+        total, per_row = _chunked(model, features, rows.weight.flatten(), losses)
+        return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), {"loss": float(total.detach())})
+
+
+@dataclass(frozen=True)
+class FewStepObjective:
+    """Few-step training: rows with h < path_below_h take the path loss, the others distil the shortcut teacher.
+
+    Both branches are summed and divided by the batch size B (section 4.3, budget-aware blending). The teacher runs on
+    the rows that use it and on no others.
+    """
+
+    path: Path
+    teacher: ShortcutTeacher = field(default_factory=lambda: ShortcutTeacher(TABLEAUS["rk4"]))
+    weights: StepSizeWeights = POLICIES["TB-20"]
+    step_sizes: Tensor = field(default_factory=dyadic_step_sizes)
+    path_below_h: float = 2.0**-9
+    loss: PathLoss = field(default_factory=GeneralisedKL)
+    times: TimeGrid = field(default_factory=MultiplesOfH)
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; allowed are finite numbers > 0 (the paper uses 1)")
+
+    def draw_step_sizes(self, noise: Noise, training_step: int, batch_size: int) -> Tensor:
+        """h of each sample, stratified over the batch: float64 [B]. Sample k of a batch of B takes the stratum k mod B.
+
+        Strata make the number of rows that need the teacher the same in every batch, to within one.
+        """
+        offset = Noise(noise.seed, [training_step]).uniform(Purpose.STEP_SIZE, 1)[0, 0]
+        strata = (noise.samples.cpu() % batch_size + offset) / batch_size
+        return self.weights.sample(self.step_sizes, strata, training_step=training_step)
+
+    def __call__(
+        self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
+    ) -> Outcome:
+        """The blended loss; `ema` is the teacher's network, the student itself if you pass it."""
+        device = batch.x_1.device
+        h = self.draw_step_sizes(noise, training_step, batch.size or len(batch.x_1))
+        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+        rows = _noised(self.path, batch, noise, t=t)
+        features = model.trunk(rows.x_t, t.to(device), h.to(device))
+        takes_path = h < self.path_below_h
+        total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
+        logs: dict[str, float] = {}
+        for name, chosen in (("path", takes_path), ("distil", ~takes_path)):
+            if not bool(chosen.any()):
+                continue
+            picked = chosen.nonzero()[:, 0]
+            part = _pick(rows, picked.to(device))
+            losses: ChunkLoss
+            if name == "path":
+                scalar = _path_scalar(self.path, t[picked], h[picked])
+                losses = _path_rows(self.path, part, scalar, loss=self.loss)
+            else:
+                frozen = None if batch.given is None else batch.given[picked.to(device)]
+                target = self.teacher.target(
+                    ema, self.path, part.x_t, t=t[picked], h=h[picked], noise=noise[picked], frozen=frozen
+                )
+                entropies = torch.zeros(part.x_t.numel(), device=device)
+                losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=entropies)
+            branch, per_row = _chunked(model, features[picked.to(device)].flatten(0, 1), part.weight.flatten(), losses)
+            total = total + branch
+            branch_samples = _by_sample(per_row, part, len(h))
+            sample_loss[picked.to(device)] = branch_samples
+            logs[name + "_loss"] = float(branch_samples.mean())
+            if name == "distil":
+                scored = part.scorable.flatten()
+                logs["target_entropy"] = float(entropies[scored].mean()) if bool(scored.any()) else 0.0
+        logs["loss"] = float(total.detach())
+        return Outcome(total, t, h, sample_loss, logs)
+
+
+def _pick(rows: _Rows, samples: Tensor) -> _Rows:
+    return _Rows(rows.x_1[samples], rows.x_t[samples], rows.weight[samples], rows.scorable[samples])

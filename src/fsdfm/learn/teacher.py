@@ -1,0 +1,194 @@
+"""Shortcut teachers: what one large step should do, estimated with several small ones (section 4.1, appendix B.2).
+
+A teacher is a table of data, a `Tableau`, and one loop. Stage k asks the model at time t + node_k h, told the step size
+h/2, in a state reached by a jump from the state of an earlier stage; the answers are averaged with the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fsdfm.flow import ExactJump, Jump, Path, Schedule, advance
+from fsdfm.flow.sampler import SplitLogits
+from fsdfm.noise import Noise
+
+__all__ = ["TABLEAUS", "ShortcutTeacher", "Stage", "Tableau", "Target", "TrainableDenoiser", "chained_weights"]
+
+Average = Literal["logits", "probabilities"]
+
+
+class TrainableDenoiser(Protocol):
+    """What training needs of a network: a trunk, a linear head, and the logits of chosen rows."""
+
+    head: nn.Module
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C], the head's input."""
+        ...
+
+    def logits_at(self, rows: Tensor) -> Tensor:
+        """The head: [N, C] -> [N, V]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One question to the model: at t + node * h, in the state reached by a jump.
+
+    start   the stage whose state the jump starts from, at that stage's time; None: the state is x_t itself
+    drive   the stage whose posterior drives the jump
+    hop     the length of the jump as a share of h
+    """
+
+    node: float
+    start: int | None = None
+    drive: int = 0
+    hop: float = 0.0
+
+
+Weights = Callable[[Schedule, Tensor, Tensor], Tensor]
+"""(schedule, t [B], h [B]) -> weights [B, stages], each row summing to 1."""
+
+
+@dataclass(frozen=True)
+class Tableau:
+    """A teacher as data: its stages, their weights, and what is averaged, logits or probabilities."""
+
+    stages: tuple[Stage, ...]
+    weights: tuple[float, ...] | Weights
+    average: Average = "logits"
+
+    def __post_init__(self) -> None:
+        if not callable(self.weights):
+            if len(self.weights) != len(self.stages):
+                raise ValueError(f"{len(self.weights)} weights for {len(self.stages)} stages; give one each")
+            if abs(sum(self.weights) - 1) > 1e-12:
+                raise ValueError(f"the weights {self.weights} sum to {sum(self.weights)}; they must sum to 1")
+        for k, stage in enumerate(self.stages):
+            if stage.start is not None and not (0 <= stage.start < k and 0 <= stage.drive < k):
+                raise ValueError(f"stage {k} starts from {stage.start} driven by {stage.drive}; name earlier stages")
+
+    def weights_at(self, schedule: Schedule, t: Tensor, h: Tensor) -> Tensor:
+        """The weights of each row: float64 [B, stages]."""
+        if callable(self.weights):
+            return self.weights(schedule, t, h)
+        return torch.tensor(self.weights, dtype=torch.float64).expand(len(t), -1)
+
+
+def chained_weights(schedule: Schedule, t: Tensor, h: Tensor) -> Tensor:
+    """What two chained exact half-steps redraw from: [w1 (1 - w2) p1(x_t) + w2 p2(x_mid)] / (w1 + w2 - w1 w2).
+
+    A token left by the second half-step was last redrawn in the first with probability w1 (1 - w2), in the second with
+    w2; the whole step redraws with probability w1 + w2 - w1 w2.
+    """
+    middle, end = t + h / 2, t + h
+    first, second = schedule.redraw(t, middle), schedule.redraw(middle, end)
+    shares = torch.stack([first * (1 - second), second], -1)
+    return shares / shares.sum(-1, keepdim=True)
+
+
+_MIDWAY = Stage(0.5, start=0, drive=0, hop=0.5)
+
+TABLEAUS: dict[str, Tableau] = {
+    # The paper's algorithm 2: neither Heun nor midpoint.
+    "rk2": Tableau((Stage(0.0), _MIDWAY), (1 / 2, 1 / 2)),
+    # The paper's algorithm 1: each state starts from the one before, so it runs ahead of its time label.
+    "rk4": Tableau(
+        (Stage(0.0), _MIDWAY, Stage(0.5, start=1, drive=1, hop=0.5), Stage(1.0, start=2, drive=2, hop=0.5)),
+        (1 / 6, 2 / 6, 2 / 6, 1 / 6),
+    ),
+    "classical-rk4": Tableau(
+        (Stage(0.0), _MIDWAY, Stage(0.5, start=0, drive=1, hop=0.5), Stage(1.0, start=0, drive=2, hop=1.0)),
+        (1 / 6, 2 / 6, 2 / 6, 1 / 6),
+    ),
+    "heun": Tableau((Stage(0.0), Stage(1.0, start=0, drive=0, hop=1.0)), (1 / 2, 1 / 2)),
+    "midpoint": Tableau((Stage(0.0), _MIDWAY), (0.0, 1.0)),
+    "chained": Tableau((Stage(0.0), _MIDWAY), chained_weights, average="probabilities"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the student should say: features of each stage and their weights, turned into probabilities on demand.
+
+    The head is linear, so a mean of logits is the head of the mean of features, and it is taken once; a mean of
+    probabilities asks the head for every stage of weight > 0.
+    """
+
+    model: TrainableDenoiser
+    features: list[Tensor]  # each [N, C]
+    weights: list[Tensor]  # each [N, 1]
+
+    @torch.no_grad()
+    def log_probs(self, rows: slice | Tensor, *, temperature: float, forbidden: int | None) -> Tensor:
+        """log p of the target at some rows: float32 [n, V]."""
+        parts = []
+        for features, weight in zip(self.features, self.weights, strict=True):
+            logits = self.model.logits_at(features[rows]).float() / temperature
+            if forbidden is not None:
+                logits[:, forbidden] = -torch.inf
+            parts.append(torch.log_softmax(logits, -1) + torch.log(weight[rows]).float())
+        return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
+
+
+@dataclass(frozen=True)
+class ShortcutTeacher:
+    """Runs a tableau over [t, t+h]; `average` overrides what the tableau averages, `jump` is the rule of its hops."""
+
+    tableau: Tableau
+    jump: Jump = field(default_factory=ExactJump)
+    average: Average | None = None
+
+    @torch.no_grad()
+    def target(
+        self,
+        model: TrainableDenoiser,
+        path: Path,
+        x_t: Tensor,
+        *,
+        t: Tensor,
+        h: Tensor,
+        noise: Noise,
+        frozen: Tensor | None = None,
+    ) -> Target:
+        """The target of a step of size h [B] from x_t [B, L] at t [B], by `model`, usually the EMA of the student."""
+        times: list[Tensor] = []
+        states: list[Tensor] = []
+        features: list[Tensor] = []
+        for k, stage in enumerate(self.tableau.stages):
+            if stage.start is None:
+                state = x_t
+            else:
+                begin = times[stage.start]
+                end = torch.minimum(begin + stage.hop * h, torch.ones_like(h))
+                state, _ = advance(
+                    states[stage.start],
+                    SplitLogits(model, features[stage.drive]),
+                    self.jump.redraws(path.schedule, begin, end),
+                    jump=self.jump,
+                    path=path,
+                    noise=noise,
+                    step=k,
+                    frozen=frozen,
+                )
+            times.append(t + stage.node * h)
+            states.append(state)
+            features.append(model.trunk(state, times[-1].to(x_t.device), (h / 2).to(x_t.device)))
+        weights = self.tableau.weights_at(path.schedule, t, h)
+        return _averaged(model, features, weights.to(x_t.device), average=self.average or self.tableau.average)
+
+
+def _averaged(model: TrainableDenoiser, features: list[Tensor], weights: Tensor, *, average: Average) -> Target:
+    length = features[0].shape[1]
+    if average == "logits":
+        mean = sum(w.to(f.dtype)[:, None, None] * f for w, f in zip(weights.T, features, strict=True))
+        assert isinstance(mean, Tensor)
+        return Target(model, [mean.flatten(0, 1)], [torch.ones(mean.shape[0] * length, 1, device=mean.device)])
+    used = [k for k in range(len(features)) if bool((weights[:, k] > 0).any())]
+    rows = [weights[:, k, None].expand(-1, length).reshape(-1, 1) for k in used]
+    return Target(model, [features[k].flatten(0, 1) for k in used], rows)

@@ -1,0 +1,6 @@
+"""Networks: the denoiser (`dit`), a causal model (`causal`), and the parts both are made of (`layers`)."""
+
+from fsdfm.model.causal import CausalConfig, CausalModel
+from fsdfm.model.dit import PRESETS, Conditioning, DiT, ModelConfig, SharedConditioning
+
+__all__ = ["PRESETS", "CausalConfig", "CausalModel", "Conditioning", "DiT", "ModelConfig", "SharedConditioning"]

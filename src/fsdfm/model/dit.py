@@ -1,0 +1,188 @@
+"""The denoiser: logits of p_{1|t}(. | x_t) from x_t, t and h by a diffusion transformer (appendix C.1)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdfm.model.layers import (
+    AdaptiveBlock,
+    Modulation,
+    Norm,
+    StackConfig,
+    draw_normal,
+    embedding,
+    initialise,
+    linear,
+    rotary_phases,
+)
+
+__all__ = ["PRESETS", "Conditioning", "DiT", "ModelConfig", "SharedConditioning", "Sinusoid"]
+
+ConditioningName = Literal["time", "step"]
+
+SINUSOID_WIDTH = 256
+SINUSOID_BASE = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(StackConfig):
+    """The architecture of a `DiT`; the defaults are the paper's 170M model."""
+
+    vocab_size: int = 50257
+    width: int = 768
+    num_blocks: int = 12
+    num_heads: int = 12
+    cond_width: int = 128
+    conditioning: ConditioningName = "time"  # "step": aware of h too
+    next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("cond_width")
+        names = get_args(ConditioningName)
+        if self.conditioning not in names:
+            raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
+        if not isinstance(self.next_token, bool):
+            raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> ModelConfig:
+        """A named size, with fields changed: `ModelConfig.preset("170m", vocab_size=8192)`."""
+        if name not in PRESETS:
+            raise ValueError(f"preset is {name!r}; allowed are {', '.join(PRESETS)}")
+        return cls.from_dict({**PRESETS[name].to_dict(), **changes})
+
+
+PRESETS = {
+    "tiny": ModelConfig(vocab_size=8192, width=256, num_blocks=6, num_heads=4, cond_width=64),
+    "170m": ModelConfig(),
+    "1300m": ModelConfig(width=2048, num_blocks=21, num_heads=32, cond_width=256),
+    "1700m": ModelConfig(width=2048, num_blocks=28, num_heads=32, cond_width=256),
+}
+
+
+class Sinusoid(nn.Module):
+    """W phi(s) of a scalar s: phi(s) = SiLU(Linear([cos(w_i s); sin(w_i s)])), w_i = 10000^(-i/128)."""
+
+    def __init__(self, cond_width: int, *, bias: bool = True):
+        super().__init__()
+        self.into = linear(SINUSOID_WIDTH, cond_width, bias=True)
+        self.out = linear(cond_width, cond_width, bias=bias)
+
+    def forward(self, s: Tensor) -> Tensor:
+        """[B] -> [B, cond_width]."""
+        half = SINUSOID_WIDTH // 2
+        i = torch.arange(half, dtype=torch.float32, device=s.device)
+        angle = s.to(torch.float32)[:, None] * torch.exp(-math.log(SINUSOID_BASE) / half * i)
+        waves = torch.cat((angle.cos(), angle.sin()), dim=-1)
+        return self.out(F.silu(self.into(waves.to(self.into.weight.dtype))))  # type: ignore[no-any-return]
+
+
+class Conditioning(nn.Module, ABC):
+    """How time and step size reach the network: one vector c for every block and one for the head."""
+
+    @abstractmethod
+    def forward(self, t: Tensor, h: Tensor | None) -> list[Tensor]:
+        """Times [B] and step sizes [B] -> num_blocks + 1 conditions, each [B, cond_width]."""
+
+
+class SharedConditioning(Conditioning):
+    """One c for all blocks: c = SiLU(W_t phi(t)), and with step size c = SiLU(W_t phi(t) + W_h phi(log2 h)).
+
+    h enters by its logarithm, so that 2^-10 and 2^-9 are as far apart as 1/2 and 1. W_h is zero at the start: a
+    step-aware child computes its parent's logits, bit for bit, for every h.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.num_conditions = config.num_blocks + 1
+        self.time = Sinusoid(config.cond_width)
+        self.step = Sinusoid(config.cond_width, bias=False) if config.conditioning == "step" else None
+
+    def forward(self, t: Tensor, h: Tensor | None) -> list[Tensor]:
+        """The same c [B, cond_width] for every block; h, 0 < h <= 1, is needed only where the model is step-aware."""
+        c = self.time(t)
+        if self.step is not None:
+            if h is None:
+                raise ValueError("h is None, but this model is step-aware; give the step sizes, 0 < h <= 1, one a row")
+            c = c + self.step(torch.log2(h))
+        return [F.silu(c)] * self.num_conditions
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the weights, N(0, 1/fan_in), so that c has order one from the start; W_h = 0."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                draw_normal(module.weight, module.in_features**-0.5, generator)
+        if self.step is not None:
+            self.step.out.weight.zero_()
+
+
+class DiT(nn.Module):
+    """A bidirectional transformer with rotary attention and adaptive LayerNorm: logits [B, L, V] of p_{1|t}.
+
+        model = DiT(ModelConfig.preset("170m"))
+        logits = model(x_t, t, h)  # x_t int64 [B, L]; t, h float [B]
+
+    The same in two parts, for callers that need the vocabulary only at some positions:
+
+        features = model.trunk(x_t, t, h)  # [B, L, C]
+        logits = model.logits_at(features.flatten(0, 1)[rows])  # [N, V]
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.embedding = embedding(config.vocab_size, config.width)
+        conditioning = SharedConditioning(config)
+        self.conditioning: Conditioning = conditioning
+        self.blocks = nn.ModuleList(AdaptiveBlock(config, config.cond_width) for _ in range(config.num_blocks))
+        self.norm = Norm(config)
+        self.modulation = Modulation(config.cond_width, config.width, parts=2)
+        self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
+        initialise(self, config.num_blocks, seed)
+        conditioning.initialise(seed + 1)
+        nn.init.zeros_(self.head.weight)
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+        """Everything but the last Linear: features [B, L, C], normed and modulated.
+
+        A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
+        keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
+        """
+        conditions = self.conditioning(t, h)
+        rotary = rotary_phases(x_t.shape[1], self.config.head_width, device=x_t.device)
+        x = self.embedding(x_t)
+        for block, c in zip(self.blocks, conditions[:-1], strict=True):
+            x = block(x, c, rotary)
+        shift, scale = self.modulation(conditions[-1])
+        features: Tensor = self.norm(x, shift, scale)
+        if self.config.next_token:
+            features = torch.cat((features[:, :1], features[:, :-1]), dim=1)
+        return features
+
+    def logits_at(self, features: Tensor) -> Tensor:
+        """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
+        return self.head(features)  # type: ignore[no-any-return]
+
+    def forward(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+        """Logits of p_{1|t}(. | x_t) at every position: [B, L, V]."""
+        features = self.trunk(x_t, t, h)
+        return self.logits_at(features.flatten(0, 1)).view(*x_t.shape, self.config.vocab_size)
+
+    def step_aware(self, *, seed: int = 0) -> DiT:
+        """A step-aware child with this model's weights: its logits equal the parent's, bit for bit, for every h."""
+        if self.config.conditioning == "step":
+            raise ValueError("this model is step-aware already; train it as it is")
+        child = DiT(replace(self.config, conditioning="step"), seed=seed)
+        own = {name: value for name, value in child.state_dict().items() if name.startswith("conditioning.step.")}
+        child.load_state_dict({**self.state_dict(), **own})
+        return child.to(self.embedding.weight).train(self.training)

@@ -1,0 +1,316 @@
+"""The parts of a transformer: norms, rotary attention, MLPs and the two kinds of block.
+
+Every matrix product is one `nn.Linear` (Q, K and V fused; gate and up of SwiGLU fused); attention is SDPA only. The
+style names a family of blocks: `paper` is LayerNorm without bias and a GELU MLP with biases, `llama` is RMSNorm and
+SwiGLU without biases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = [
+    "AdaptiveBlock",
+    "Attention",
+    "Block",
+    "Cache",
+    "Mlp",
+    "Modulation",
+    "Norm",
+    "Rotary",
+    "StackConfig",
+    "Style",
+    "draw_normal",
+    "embedding",
+    "initialise",
+    "linear",
+    "rotary_phases",
+    "rotate",
+]
+
+Style = Literal["paper", "llama"]
+Rotary = tuple[Tensor, Tensor]
+_Config = TypeVar("_Config", bound="StackConfig")
+
+ROTARY_BASE = 10000.0
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """The shape of a stack of blocks between an embedding and a head; what every model here has in common."""
+
+    vocab_size: int
+    width: int
+    num_blocks: int
+    num_heads: int
+    num_kv_heads: int | None = None  # None: as many as query heads
+    mlp_width: int | None = None  # None: 4 * width
+    style: Style = "paper"
+    dropout: float = 0.1  # on the output of attention and MLP, before the residual sum
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width"):
+            self._check_count(name)
+        if self.width % self.num_heads or self.head_width % 2:
+            raise ValueError(
+                f"width is {self.width} with num_heads {self.num_heads}; rotary attention needs an even width a head: "
+                f"make width a multiple of {2 * self.num_heads}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_kv_heads is {self.num_kv_heads}; allowed are the divisors of num_heads = {self.num_heads}"
+            )
+        if self.style not in get_args(Style):
+            raise ValueError(f"style is {self.style!r}; allowed are {', '.join(map(repr, get_args(Style)))}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; allowed are 0 <= dropout < 1; the paper has 0.1")
+        if not 0 < self.norm_eps < 1:
+            raise ValueError(f"norm_eps is {self.norm_eps}; allowed are 0 < norm_eps < 1; 1e-5 is usual")
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        optional = name in ("num_kv_heads", "mlp_width")
+        if value is None and optional:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is {value!r}; give a whole number >= 1{' or leave it out' if optional else ''}")
+
+    @property
+    def head_width(self) -> int:
+        """Channels a head."""
+        return self.width // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of K and V: fewer than those of Q under grouped-query attention."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Channels inside the MLP."""
+        return self.mlp_width or 4 * self.width
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain JSON values; `from_dict` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[_Config], values: Mapping[str, Any]) -> _Config:
+        """The config of a mapping; a key that is not a field is an error that names the nearest one."""
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(known)}"
+                raise ValueError(f"{key!r} is not a field of {cls.__name__}; {hint}")
+        try:
+            return cls(**values)
+        except TypeError as error:  # a required field is missing
+            raise ValueError(f"{cls.__name__}: {str(error).split('() ')[-1]}; add it") from None
+
+
+def linear(in_width: int, out_width: int, *, bias: bool) -> nn.Linear:
+    """A Linear whose weights are not drawn yet: `initialise` does that, from a seed."""
+    sizes, device = (in_width, out_width), torch.get_default_device()
+    module: nn.Linear = nn.utils.skip_init(nn.Linear, *sizes, bias=bias, device=device)  # type: ignore[no-untyped-call]
+    return module
+
+
+def embedding(vocab_size: int, width: int) -> nn.Embedding:
+    """An Embedding whose weights are not drawn yet."""
+    device = torch.get_default_device()
+    module: nn.Embedding = nn.utils.skip_init(nn.Embedding, vocab_size, width, device=device)  # type: ignore[no-untyped-call]
+    return module
+
+
+class Norm(nn.Module):
+    """LayerNorm without bias or RMSNorm, with the adaptive modulation folded in: norm(x) * (1 + scale) + shift."""
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.normalise = F.layer_norm if config.style == "paper" else F.rms_norm
+        self.weight = nn.Parameter(torch.ones(config.width))
+        self.eps = config.norm_eps
+
+    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """Normalise the channels of x [B, L, C]; shift and scale are [B, 1, C] or absent."""
+        unit = self.normalise(x, self.weight.shape, eps=self.eps)
+        if shift is None or scale is None:
+            return unit * self.weight
+        return torch.addcmul(shift, unit, self.weight * (1 + scale))
+
+
+def rotary_phases(length: int, head_width: int, *, start: int = 0, device: torch.device | None = None) -> Rotary:
+    """Cosines and signed sines of the rotary angles, once a forward pass: each float32 [length, 1, head_width].
+
+    In the half-split form channel i of a head of width D turns with channel i + D/2, by position * 10000^(-2i/D).
+    """
+    channel = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
+    position = torch.arange(start, start + length, dtype=torch.float32, device=device)
+    angle = position[:, None, None] * ROTARY_BASE ** (-channel / head_width)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn the heads x [B, L, H, D] by their positions' angles: (a, b) -> (a cos - b sin, b cos + a sin)."""
+    cos, signed_sin = rotary
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin).to(x.dtype)
+
+
+class Cache:
+    """The keys and values of one attention layer for the tokens seen so far, in memory reserved once."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.length = 0
+        self.keys = self.values = torch.empty(0)
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new keys and values [B, H, n, D] and return all of them."""
+        if self.length == 0:
+            shape = (*keys.shape[:2], self.capacity, keys.shape[3])
+            self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
+        end = self.length + keys.shape[2]
+        self.keys[:, :, self.length : end] = keys
+        self.values[:, :, self.length : end] = values
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class Attention(nn.Module):
+    """Multi-head attention with rotary positions; `causal` hides the future."""
+
+    def __init__(self, config: StackConfig, *, causal: bool):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.kv_heads, config.head_width
+        self.causal = causal
+        self.qkv = linear(config.width, (self.num_heads + 2 * self.num_kv_heads) * self.head_width, bias=False)
+        self.out = linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None) -> Tensor:
+        """Softmax(q k^T / sqrt(D)) v, heads joined and projected: [B, L, C] -> [B, L, C].
+
+        With a cache, x holds either the first tokens of the text or exactly one more.
+        """
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, self.num_heads + 2 * self.num_kv_heads, self.head_width)
+        qk = rotate(heads[:, :, : -self.num_kv_heads], rotary).transpose(1, 2)
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        v = heads[:, :, -self.num_kv_heads :].transpose(1, 2)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        grouped = self.num_kv_heads != self.num_heads
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and length > 1, enable_gqa=grouped)
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Mlp(nn.Module):
+    """The position-wise network of a block: GELU(x W_1 + b_1) W_2 + b_2, or SwiGLU (SiLU(x W_g) * x W_u) W_2."""
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.gated = config.style == "llama"
+        hidden, bias = config.hidden_width, config.style == "paper"
+        self.into = linear(config.width, 2 * hidden if self.gated else hidden, bias=bias)
+        self.out = linear(hidden, config.width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, C] -> [B, L, C]."""
+        y = self.into(x)
+        if self.gated:
+            gate, up = y.chunk(2, dim=-1)
+            y = F.silu(gate) * up
+        else:
+            y = F.gelu(y, approximate="tanh")
+        return self.out(y)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """A pre-norm block without conditioning: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: StackConfig, *, causal: bool):
+        super().__init__()
+        self.norm_attention, self.attention = Norm(config), Attention(config, causal=causal)
+        self.norm_mlp, self.mlp = Norm(config), Mlp(config)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None) -> Tensor:
+        """[B, L, C] -> [B, L, C]."""
+        x = x + F.dropout(self.attention(self.norm_attention(x), rotary, cache), self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.norm_mlp(x)), self.dropout, self.training)
+
+
+class Modulation(nn.Module):
+    """What the condition c says to a layer: `parts` vectors a row, affine in c and zero at the start."""
+
+    def __init__(self, cond_width: int, width: int, parts: int):
+        super().__init__()
+        self.linear = linear(cond_width, parts * width, bias=True)
+        self.parts = parts
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """[B, cond_width] -> parts times [B, 1, width]."""
+        return self.linear(c)[:, None].chunk(self.parts, dim=-1)  # type: ignore[no-any-return]
+
+
+class AdaptiveBlock(nn.Module):
+    """A block under adaptive LayerNorm: x + gate * f(norm(x) * (1 + scale) + shift), f = attention, then MLP.
+
+    The modulation is zero at the start, so a fresh block is the identity; with open gates it is the plain `Block`.
+    """
+
+    def __init__(self, config: StackConfig, cond_width: int):
+        super().__init__()
+        self.norm_attention, self.attention = Norm(config), Attention(config, causal=False)
+        self.norm_mlp, self.mlp = Norm(config), Mlp(config)
+        self.modulation = Modulation(cond_width, config.width, parts=6)
+        self.dropout = config.dropout
+
+    @torch.no_grad()
+    def open_gates(self) -> None:
+        """Make gate = 1 where c says nothing: how the weights of a plain block, bit for bit the same, move in."""
+        self.modulation.linear.bias.view(self.modulation.parts, -1)[2::3] = 1.0
+
+    def forward(self, x: Tensor, c: Tensor, rotary: Rotary) -> Tensor:
+        """x [B, L, C] and c [B, cond_width] -> [B, L, C]."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(c)
+        y = self.attention(self.norm_attention(x, shift_a, scale_a), rotary)
+        x = torch.addcmul(x, gate_a, F.dropout(y, self.dropout, self.training))
+        y = self.mlp(self.norm_mlp(x, shift_m, scale_m))
+        return torch.addcmul(x, gate_m, F.dropout(y, self.dropout, self.training))
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, num_blocks: int, seed: int) -> None:
+    """Draw all weights from the seed: N(0, 0.02^2), residual outputs / sqrt(2 num_blocks), modulation and biases 0.
+
+    The numbers are drawn on the CPU in the order of the modules, so a seed means the same weights on every machine.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, Attention | Mlp):
+            draw_normal(module.out.weight, INIT_STD / math.sqrt(2 * num_blocks), generator)
+            draw_normal((module.qkv if isinstance(module, Attention) else module.into).weight, INIT_STD, generator)
+        elif isinstance(module, nn.Embedding):
+            draw_normal(module.weight, INIT_STD, generator)
+        elif isinstance(module, Modulation):
+            module.linear.weight.zero_()
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.zero_()
+
+
+def draw_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
+    """Fill a weight with N(0, std^2) from the generator; a meta tensor has nothing to fill."""
+    if not weight.is_meta:
+        weight.copy_(torch.empty(weight.shape, device="cpu").normal_(0.0, std, generator=generator))

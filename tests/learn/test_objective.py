@@ -1,0 +1,246 @@
+import pytest
+import torch
+from networks import MixerNet, TableNet
+from worlds import SCHEDULES, SOURCES, world
+
+from fsdfm.flow import (
+    POLICIES,
+    ExactDenoiser,
+    MaskSource,
+    Path,
+    PolynomialSchedule,
+    UniformSource,
+    dyadic_step_sizes,
+    path_loss,
+)
+from fsdfm.flow.exact import all_states
+from fsdfm.learn import objective as module
+from fsdfm.learn.objective import (
+    Batch,
+    CrossEntropy,
+    FewStepObjective,
+    FineTimes,
+    GeneralisedKL,
+    MultiplesOfH,
+    PathObjective,
+)
+from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
+from fsdfm.noise import Noise, Purpose
+
+VOCAB, LENGTH, BATCH = 11, 6, 32
+
+
+def batch_of(path, *, size=BATCH, first=0, **options):
+    noise = Noise(4, range(first, first + size))
+    vocab = path.source.vocab_size - (path.source.mask_token is not None)
+    return Batch(noise.integers(Purpose.DATA, LENGTH, vocab), **options), noise
+
+
+def gradients(objective, model, batch, noise, *, training_step=0, ema=None):
+    model.zero_grad()
+    outcome = objective(model, batch, noise, training_step=training_step, ema=ema or model)
+    outcome.loss.backward()
+    return outcome, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_times_are_multiples_of_h_or_fine():
+    h = dyadic_step_sizes().repeat_interleave(1000)
+    u = Noise(0, range(len(h))).uniform(Purpose.TIME, 1)[:, 0]
+    for grid in (MultiplesOfH(), FineTimes()):
+        t = grid(h, u)
+        assert float(t.min()) >= 0
+        assert bool((t + h <= 1).all())
+    assert bool((MultiplesOfH()(h, u) % h == 0).all())
+    assert float(FineTimes()(h, u)[-3000:-2000].unique().numel()) > 100
+    assert MultiplesOfH()(torch.tensor([0.25] * 4), torch.tensor([0.1, 0.3, 0.6, 0.99])).tolist() == [
+        0,
+        0.25,
+        0.5,
+        0.75,
+    ]
+
+
+def test_the_path_objective_is_the_mean_path_loss():
+    path = Path(UniformSource(VOCAB))
+    model = MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    outcome = PathObjective(path)(model, batch, noise, training_step=0, ema=model)
+    h = torch.full((BATCH,), 2.0**-10, dtype=torch.float64)
+    t = MultiplesOfH()(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise)
+    expected = path_loss(model(x_t, t, h), batch.x_1, x_t, path.schedule.mean_scalar(t, t + h))
+    assert torch.allclose(outcome.loss, expected.mean(), rtol=1e-5)
+    assert torch.allclose(outcome.sample_loss, expected.mean(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
+@pytest.mark.parametrize("teacher", ["rk2", "rk4", "chained"])
+def test_chunks_change_neither_loss_nor_gradient(source, teacher, monkeypatch):
+    path, model, ema = Path(source), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
+    batch, noise = batch_of(path)
+    objective = FewStepObjective(path, teacher=ShortcutTeacher(TABLEAUS[teacher]), weights=POLICIES["TB-10"])
+    whole, expected = gradients(objective, model, batch, noise, ema=ema)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    parts, actual = gradients(objective, model, batch, noise, ema=ema)
+    assert torch.allclose(whole.loss, parts.loss, rtol=1e-5)
+    for name, gradient in expected.items():
+        assert torch.allclose(gradient, actual[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_chunked_gradients_are_those_of_plain_autograd():
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    _, chunked = gradients(PathObjective(path), model, batch, noise)
+    h = torch.full((BATCH,), 2.0**-10, dtype=torch.float64)
+    t = MultiplesOfH()(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise)
+    model.zero_grad()
+    path_loss(model(x_t, t, h), batch.x_1, x_t, path.schedule.mean_scalar(t, t + h)).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, chunked[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_distillation_is_the_forward_kl_to_the_teacher():
+    path, model, ema = Path(UniformSource(VOCAB)), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
+    batch, noise = batch_of(path, size=8)
+    teacher = ShortcutTeacher(TABLEAUS["rk2"])
+    sizes = torch.tensor([0.5], dtype=torch.float64)
+    objective = FewStepObjective(path, teacher=teacher, step_sizes=sizes, temperature=2.0)
+    outcome = objective(model, batch, noise, training_step=0, ema=ema)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    target = teacher.target(ema, path, x_t, t=outcome.t, h=outcome.h, noise=noise)
+    log_p = target.log_probs(slice(None), temperature=2.0, forbidden=None)
+    log_q = torch.log_softmax(model(x_t, outcome.t, outcome.h) / 2.0, -1).flatten(0, 1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    assert torch.allclose(outcome.loss, kl.mean(), rtol=1e-4)
+    assert outcome.logs["target_entropy"] == pytest.approx(float(-(log_p.exp() * log_p).sum(-1).mean()), rel=1e-4)
+    same = objective(model, batch, noise, training_step=0, ema=model)
+    assert bool(same.loss < outcome.loss)  # a student is closer to its own shortcut than to a stranger's
+
+
+def test_rows_blend_by_their_step_size_and_only_those_ask_the_teacher():
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    asked = []
+
+    class Watched(ShortcutTeacher):
+        def target(self, model, path, x_t, **options):
+            asked.append(len(x_t))
+            return super().target(model, path, x_t, **options)
+
+    batch, noise = batch_of(path, size=30)
+    objective = FewStepObjective(path, teacher=Watched(TABLEAUS["rk2"]))
+    outcome = objective(model, batch, noise, training_step=0, ema=model)
+    assert asked == [int((outcome.h >= 2.0**-9).sum())] == [10]  # TB-20: a third of the rows
+    assert outcome.logs["loss"] == pytest.approx(
+        outcome.logs["path_loss"] * 20 / 30 + outcome.logs["distil_loss"] * 10 / 30
+    )
+    assert float(outcome.sample_loss.mean()) == pytest.approx(float(outcome.loss.detach()), rel=1e-5)
+
+
+def test_strict_threshold():
+    """tau = 2^-9: h = 2^-10 takes the path loss, h = 2^-9 the teacher."""
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path, size=2)
+    for size, name in [(2.0**-10, "path_loss"), (2.0**-9, "distil_loss")]:
+        sizes = torch.tensor([size], dtype=torch.float64)
+        logs = FewStepObjective(path, step_sizes=sizes)(model, batch, noise, training_step=0, ema=model).logs
+        assert name in logs
+        assert len({"path_loss", "distil_loss"} & set(logs)) == 1
+
+
+def test_step_sizes_are_stratified_and_follow_the_policy():
+    path = Path(UniformSource(VOCAB))
+    h = FewStepObjective(path).draw_step_sizes(Noise(0, range(300, 600)), 1, 300)
+    counts = [int((h == size).sum()) for size in dyadic_step_sizes()]
+    assert counts[0] == 200
+    assert all(count == 10 for count in counts[1:])
+    annealed = FewStepObjective(path, weights=POLICIES["AG"]).draw_step_sizes(Noise(0, range(110)), 10**6, 110)
+    assert [int((annealed == size).sum()) for size in dyadic_step_sizes()] == [10] * 11
+
+
+@pytest.mark.parametrize("kind", ["path", "few"])
+def test_a_sample_has_the_same_loss_in_every_batch(kind):
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    objective = PathObjective(path) if kind == "path" else FewStepObjective(path)
+    batch, noise = batch_of(path, size=12)
+    whole = objective(model, batch, noise, training_step=3, ema=model)
+    half = Batch(batch.x_1[6:], size=12)
+    second = objective(model, half, noise[6:], training_step=3, ema=model)
+    assert torch.equal(second.h, whole.h[6:])
+    assert torch.allclose(second.sample_loss, whole.sample_loss[6:], rtol=1e-4, atol=1e-6)
+
+
+def test_given_and_padded_positions_are_left_out():
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    plain, noise = batch_of(path, size=4)
+    given, real = (torch.zeros(4, LENGTH, dtype=torch.bool) for _ in range(2))
+    given[:, 0], real[:, :4] = True, True
+    seen = []
+    model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
+    outcome, _ = gradients(PathObjective(path), model, Batch(plain.x_1, given=given, real=real), noise)
+    assert torch.equal(seen[0][:, 0], plain.x_1[:, 0])
+    assert float(outcome.loss.detach()) > 0
+    nothing, _ = gradients(PathObjective(path), model, Batch(plain.x_1, real=~real & real), noise)
+    assert float(nothing.loss.detach()) == 0
+
+
+def test_the_mask_source_scores_masked_positions_only():
+    path, model = Path(MaskSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    late = PathObjective(path, h=2.0**-10, times=lambda h, u: torch.full_like(h, 1 - 2.0**-10))
+    outcome = late(model, batch, noise, training_step=0, ema=model)
+    assert int((outcome.sample_loss > 0).sum()) <= 2  # at the last time hardly anything is masked
+
+
+def test_at_the_last_interval_the_scalar_is_finite():
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    for h in (2.0**-10, 0.5, 1.0):
+        end = PathObjective(path, h=h, times=lambda h, u: 1 - h)
+        assert bool(torch.isfinite(end(model, batch, noise, training_step=0, ema=model).loss))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("loss", [GeneralisedKL(), CrossEntropy()], ids=str)
+def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
+    """Enumerated expectations over (x_0, x_1, x_t): the gradient at the exact logits is zero."""
+    path, p_1 = world(source, schedule, vocab=2)
+    exact, vocab, t = ExactDenoiser(path, p_1=p_1), path.source.vocab_size, 0.4
+    states, kappa, p_0 = all_states(vocab, 2), float(schedule.kappa(t)), path.source.probabilities()
+    x_0, x_1, x_t = (states[i] for i in torch.cartesian_prod(*[torch.arange(len(states))] * 3).T)
+    shows = (1 - kappa) * (x_t == x_0).double() + kappa * (x_t == x_1).double()
+    weight = p_0[x_0].prod(1) * p_1[x_1[:, 0], x_1[:, 1]] * shows.prod(1)
+    model = TableNet(vocab, 2, slots=1)
+    with torch.no_grad():
+        model.table.copy_(exact.posterior(t).clamp(min=1e-30).log())
+    kept = weight > 0
+    x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
+    rows = module._Rows(x_1, x_t, path.source.movable(x_t) * weight[:, None].float(), path.source.movable(x_t))
+    features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
+    scalar = schedule.scalar(t).expand(len(x_t))
+    total, _ = module._chunked(model, features, rows.weight.flatten(), module._path_rows(path, rows, scalar, loss=loss))
+    (gradient,) = torch.autograd.grad(total, model.table)
+    assert float(gradient.abs().max()) < 2e-6
+    with torch.no_grad():
+        model.table.mul_(0.5)
+    features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
+    total, _ = module._chunked(model, features, rows.weight.flatten(), module._path_rows(path, rows, scalar, loss=loss))
+    (elsewhere,) = torch.autograd.grad(total, model.table)
+    assert float(elsewhere.abs().max()) > 1e-3
+
+
+def test_coupled_pairs_bring_their_own_x_0():
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path, size=4)
+    seen = []
+    model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
+    x_0 = torch.full_like(batch.x_1, 5)
+    start = PathObjective(path, times=lambda h, u: torch.zeros_like(h))
+    start(model, Batch(batch.x_1, x_0=x_0), noise, training_step=0, ema=model)
+    assert bool((seen[0] == 5).all())
+
+
+def test_bad_temperature_is_an_error():
+    with pytest.raises(ValueError, match="allowed"):
+        FewStepObjective(Path(UniformSource(3), PolynomialSchedule()), temperature=0)
