@@ -35,6 +35,8 @@ class Purpose(IntEnum):
     STEP_SIZE = 8  # h in training
     DATA = 9  # synthetic data, corruption of real data
     DROPOUT = 10
+    BATCH = 11  # where a training row starts and how long it is
+    SHUFFLE = 12  # the order of an epoch
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[int]) -> list[Tensor]:

@@ -32,7 +32,7 @@ __all__ = [
     "TimeGrid",
 ]
 
-_CHUNK = 512  # rows of logits that live at a time
+CHUNK = 256  # rows of logits that live at a time
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,20 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, model: TrainableDenoiser, losses: ChunkLoss, *parameters: Tensor
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        model: TrainableDenoiser,
+        losses: ChunkLoss,
+        chunk: int,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         total = features.new_zeros((), dtype=torch.float32)
         d_features = torch.zeros_like(features)
         d_parameters = [torch.zeros_like(p) for p in parameters]
         per_row = torch.zeros_like(weight)
-        for start in range(0, len(features), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for start in range(0, len(features), chunk):
+            rows = slice(start, start + chunk)
             if not bool((weight[rows] != 0).any()):
                 continue
             with torch.enable_grad():
@@ -202,13 +208,22 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_features, *d_parameters = ctx.saved_tensors
-        return (d_features * d_total, None, None, None, *[d * d_total for d in d_parameters])
+        return (d_features * d_total, None, None, None, None, *[d * d_total for d in d_parameters])
 
 
-def _chunked(model: TrainableDenoiser, features: Tensor, weight: Tensor, losses: ChunkLoss) -> tuple[Tensor, Tensor]:
-    """Summed weighted loss and the loss of each row, for features [N, C] and weights [N]."""
+def chunked_loss(
+    model: TrainableDenoiser, features: Tensor, weight: Tensor, *, losses: ChunkLoss, chunk: int | None = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Summed weighted loss and the loss of each row, for features [N, C] and weights [N].
+
+    chunk   rows of logits that live at a time; None keeps them all, in plain autograd: the reference for tests and
+            benchmarks
+    """
+    if chunk is None:
+        per_row = losses(model.logits_at(features).float(), slice(None))
+        return (weight * per_row).sum(), per_row.detach()
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, *model.head.parameters())
+    return apply(features, weight, model, losses, chunk, *model.head.parameters())
 
 
 def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> ChunkLoss:
@@ -261,6 +276,7 @@ class PathObjective:
     loss: PathLoss = field(default_factory=GeneralisedKL)
     h: float = 2.0**-10
     times: TimeGrid = field(default_factory=MultiplesOfH)
+    chunk: int | None = CHUNK
 
     def __call__(
         self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
@@ -272,7 +288,7 @@ class PathObjective:
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
         losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss)
-        total, per_row = _chunked(model, features, rows.weight.flatten(), losses)
+        total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=self.chunk)
         return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), {"loss": float(total.detach())})
 
 
@@ -292,6 +308,7 @@ class FewStepObjective:
     loss: PathLoss = field(default_factory=GeneralisedKL)
     times: TimeGrid = field(default_factory=MultiplesOfH)
     temperature: float = 1.0
+    chunk: int | None = CHUNK
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
@@ -334,7 +351,10 @@ class FewStepObjective:
                 )
                 entropies = torch.zeros(part.x_t.numel(), device=device)
                 losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=entropies)
-            branch, per_row = _chunked(model, features[picked.to(device)].flatten(0, 1), part.weight.flatten(), losses)
+            picked_features = features[picked.to(device)].flatten(0, 1)
+            branch, per_row = chunked_loss(
+                model, picked_features, part.weight.flatten(), losses=losses, chunk=self.chunk
+            )
             total = total + branch
             branch_samples = _by_sample(per_row, part, len(h))
             sample_loss[picked.to(device)] = branch_samples

@@ -25,7 +25,10 @@ Average = Literal["logits", "probabilities"]
 class TrainableDenoiser(Protocol):
     """What training needs of a network: a trunk, a linear head, and the logits of chosen rows."""
 
-    head: nn.Module
+    @property
+    def head(self) -> nn.Module:
+        """The last linear layer."""
+        ...
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Features [B, L, C], the head's input."""

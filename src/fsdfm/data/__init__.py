@@ -1,0 +1,20 @@
+"""Data: text to tokens, tokens to a packed corpus on the disk, a corpus to endless batches of x_1."""
+
+from fsdfm.data.batches import Batch, Blocks, batches
+from fsdfm.data.corpus import Corpus, Header, prepare
+from fsdfm.data.documents import Documents, open_documents, texts
+from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
+
+__all__ = [
+    "Batch",
+    "Blocks",
+    "Corpus",
+    "Documents",
+    "Header",
+    "Tokenizer",
+    "batches",
+    "make_tokenizer",
+    "open_documents",
+    "prepare",
+    "texts",
+]

@@ -1,0 +1,165 @@
+"""Endless, shuffled, resumable x_1: sample k is a pure function of (corpus, seed, k).
+
+The only state of a data stream is the index of its next sample. Neither batch size nor process count changes a sample,
+and no order is stored: the shuffle of an epoch is a keyed permutation, computed for one index at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsdfm.data.corpus import Corpus
+from fsdfm.noise import Noise, Purpose, philox
+
+__all__ = ["Batch", "Blocks", "batches", "permute"]
+
+_Words: TypeAlias = npt.NDArray[np.int64]
+
+_MASK = 0xFFFFFFFF
+_ROUNDS = 6
+_SHORT, _LENGTH, _DOCUMENT_START, _DOCUMENT = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some rows of training data and where they stand in the stream."""
+
+    x_1: Tensor  # int64 [B, L]
+    real: Tensor  # bool [B, L]; False where a short row is padded with EOS
+    samples: Tensor  # int64 [B], the rows' global indices: what `Noise` wants
+    next_sample: int  # the state to resume from after this batch
+
+
+class Blocks:
+    """The training rows of a corpus: block k of L tokens, shuffled anew in every epoch.
+
+        blocks = Blocks(corpus, length=1024, seed=0)
+        x_1 = blocks.rows(range(8)).x_1  # int64 [8, 1024]
+
+    A share `document_starts` of the rows begins where some document begins, and a share `short_share` is only
+    `shortest` to L-1 tokens long (uniformly), then EOS, so that short texts are in distribution.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        length: int,
+        seed: int = 0,
+        *,
+        short_share: float = 0.0,
+        shortest: int = 1,
+        document_starts: float = 0.0,
+    ):
+        Noise(seed)  # checks the seed
+        if not 1 <= length <= len(corpus):
+            raise ValueError(
+                f"length is {length}; allowed are 1 <= length <= {len(corpus)}, the tokens of the corpus: "
+                "take shorter blocks, or bring more text"
+            )
+        for name, share in (("short_share", short_share), ("document_starts", document_starts)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share}; allowed are 0 <= {name} <= 1")
+        if short_share and not 1 <= shortest < length:
+            raise ValueError(f"shortest is {shortest}; allowed are 1 <= shortest < {length}, the length of a block")
+        self.corpus, self.length, self.seed = corpus, length, seed
+        self.short_share, self.shortest, self.document_starts = short_share, shortest, document_starts
+        self._num_starts = int(np.searchsorted(corpus.starts, len(corpus) - length, side="right"))
+        if document_starts and not self._num_starts:
+            raise ValueError(f"no document has {length} tokens after its start; take a shorter length")
+
+    def __len__(self) -> int:
+        """The number of blocks, which is the number of samples in an epoch."""
+        return len(self.corpus) // self.length
+
+    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+        """The rows with these sample indices, in this order."""
+        noise = Noise(self.seed, samples)
+        index = noise.samples
+        draws = noise.uniform(Purpose.BATCH, length=4)
+        starts = self._starts(index, draws)
+        lengths = self._lengths(draws)
+        x_1 = np.full((len(index), self.length), self.corpus.header.eos_id, dtype=np.int64)
+        for row, start, size in zip(x_1, starts.tolist(), lengths.tolist(), strict=True):
+            row[:size] = self.corpus.tokens[start : start + size]
+        real = torch.arange(self.length) < lengths[:, None]
+        return Batch(torch.from_numpy(x_1), real, index, int(index.max()) + 1 if len(index) else 0)
+
+    def _starts(self, index: Tensor, draws: Tensor) -> Tensor:
+        """The first token of every row: that of a shuffled block, or of a document."""
+        shuffled = permute(index % len(self), len(self), index // len(self), seed=self.seed) * self.length
+        document = (draws[:, _DOCUMENT] * self._num_starts).to(torch.int64)
+        chosen = draws[:, _DOCUMENT_START] < self.document_starts
+        for row in chosen.nonzero().flatten().tolist():
+            shuffled[row] = int(self.corpus.starts[int(document[row])])
+        return shuffled
+
+    def _lengths(self, draws: Tensor) -> Tensor:
+        shorter = self.shortest + (draws[:, _LENGTH] * (self.length - self.shortest)).to(torch.int64)
+        full = torch.full_like(shorter, self.length)
+        return torch.where(draws[:, _SHORT] < self.short_share, shorter, full)
+
+
+def batches(blocks: Blocks, batch_size: int, start: int = 0, *, rank: int = 0, num_ranks: int = 1) -> Iterator[Batch]:
+    """Batches from sample `start` on, without end; of a global batch of `batch_size` rows each rank gets its share.
+
+    To resume, start at the `next_sample` of the last batch used, which is the same on every rank.
+    """
+    if batch_size < 1 or num_ranks < 1 or batch_size % num_ranks:
+        raise ValueError(f"batch_size is {batch_size}; allowed are positive multiples of the {num_ranks} ranks")
+    if not 0 <= rank < num_ranks:
+        raise ValueError(f"rank is {rank}; allowed are 0 <= rank < {num_ranks}")
+    if start < 0:
+        raise ValueError(f"start is {start}; a sample index is 0 or more")
+    return _batches(blocks, batch_size, start, rank=rank, num_ranks=num_ranks)
+
+
+def _batches(blocks: Blocks, batch_size: int, start: int, *, rank: int, num_ranks: int) -> Iterator[Batch]:
+    share = batch_size // num_ranks
+    while True:
+        first = start + rank * share
+        rows = blocks.rows(range(first, first + share))
+        start += batch_size
+        yield Batch(rows.x_1, rows.real, rows.samples, start)
+
+
+def permute(index: Tensor, size: int, epoch: Tensor, *, seed: int) -> Tensor:
+    """Where each index goes in its epoch's shuffle of 0 .. size-1: a bijection for every (seed, epoch).
+
+    A Feistel network, its round keys drawn by Philox, permutes the next power of four; walking along its cycles until
+    the value is below `size` (on average under four times) makes of it a permutation of the range itself.
+    """
+    if not 1 <= size < 2**62:
+        raise ValueError(f"size is {size}; allowed are 1 <= size < 2**62")
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= size):
+        raise ValueError(f"an index is outside 0 <= index < {size}")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    turn = torch.arange(_ROUNDS)
+    address = (turn, epoch[:, None] & _MASK, epoch[:, None] >> 32, torch.full_like(turn, Purpose.SHUFFLE))
+    keys = philox(address, (seed & _MASK, seed >> 32))[0].numpy()
+    value = _feistel(index.numpy(), keys, half)  # NumPy: the arrays are small, and its calls are quicker than torch's
+    while len(outside := np.flatnonzero(value >= size)):
+        value[outside] = _feistel(value[outside], keys[outside], half)
+    return torch.from_numpy(value)
+
+
+def _feistel(value: _Words, keys: _Words, half: int) -> _Words:
+    """A bijection of the 2 * half bits of `value` [B] for every row of 32-bit `keys` [B, rounds]."""
+    low = (1 << half) - 1
+    left, right = value >> half, value & low
+    for key in keys.T:
+        left, right = right, left ^ (_mix(right ^ key) & low)
+    return left << half | right
+
+
+def _mix(word: _Words) -> _Words:
+    """Scatter 32 bits over 32 bits (MurmurHash3's finaliser)."""
+    word = (word ^ word >> 16) * 0x85EBCA6B & _MASK
+    word = (word ^ word >> 13) * 0xC2B2AE35 & _MASK
+    return word ^ word >> 16

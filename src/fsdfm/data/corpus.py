@@ -1,0 +1,384 @@
+"""Text to a packed corpus: one memory-mapped file of tokens in which every document ends with EOS.
+
+    corpus/
+      corpus.json     the header: format version, tokenizer, source, counts, dtype, checksum
+      tokens.bin      the tokens, uint16 where the vocabulary fits, else uint32
+      starts.bin      the index of every document's first token, int64
+      tokenizer.json  the tokenizer that made it
+
+`prepare` writes to `corpus.partial` beside it and renames at the end; what it finds there from an interrupted run with
+the same source and tokenizer it continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fsdfm.data.documents import Documents, Piece, cut
+from fsdfm.data.tokenizer import Tokenizer
+
+__all__ = ["FORMAT_VERSION", "Corpus", "Header", "prepare"]
+
+FORMAT_VERSION = 1
+_HEADER, _TOKENS, _STARTS, _TOKENIZER = "corpus.json", "tokens.bin", "starts.bin", "tokenizer.json"
+_START_TYPE = np.dtype("<i8")
+_BATCH_CHARS = 2**20  # encoded at once
+_SAVE_SECONDS = 10.0  # between two points from which an interrupted run continues
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a corpus says about itself; while `complete` is false, how far `prepare` has come."""
+
+    version: int
+    complete: bool
+    tokenizer: str  # the tokenizer's hash
+    vocab_size: int
+    eos_id: int
+    dtype: str
+    documents: Mapping[str, Any]  # the source's identity
+    num_documents: int = 0
+    num_empty: int = 0  # documents without text, which are left out
+    num_tokens: int = 0
+    num_pieces: int = 0  # pieces of the source that are in the file
+    document_start: int = 0  # where the document being written begins
+    sha256: str = ""  # of tokens.bin
+
+    @classmethod
+    def new(cls, documents: Documents, tokenizer: Tokenizer) -> Header:
+        """The header of a corpus of which nothing is written yet."""
+        return cls(
+            version=FORMAT_VERSION,
+            complete=False,
+            tokenizer=tokenizer.hash,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            dtype="<u2" if tokenizer.vocab_size <= 2**16 else "<u4",
+            documents=json.loads(json.dumps(documents.identity)),
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Header:
+        """The header in a folder."""
+        path = folder / _HEADER
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            version = record["version"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{folder} is not a corpus ({path.name}: {error}); make one with prepare") from error
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"{folder} is a corpus of format version {version}; this program reads version {FORMAT_VERSION}: "
+                "update it, or prepare the corpus again"
+            )
+        if set(record) != {field.name for field in fields(cls)}:
+            raise ValueError(f"{path} is damaged: it has the keys {sorted(record)}; prepare the corpus again")
+        return cls(**record)
+
+    def write(self, folder: Path) -> None:
+        """Write the header beside its old self, then in its place."""
+        side = folder / (_HEADER + ".tmp")
+        with side.open("w", encoding="utf-8") as file:
+            json.dump(asdict(self), file, indent=2)
+            _sync(file)
+        side.replace(folder / _HEADER)
+
+    def same_request(self, other: Header) -> bool:
+        """Were both asked for with the same source and tokenizer?"""
+        return (self.documents, self.tokenizer) == (other.documents, other.tokenizer)
+
+
+class Corpus:
+    """A packed corpus, mapped into memory: `tokens` [num_tokens] and the `starts` of its documents.
+
+    corpus = Corpus.open("corpus")
+    corpus.tokenizer.decode(corpus.document(0))
+    """
+
+    def __init__(self, folder: Path, header: Header, tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64]):
+        self.folder, self.header, self.tokens, self.starts = folder, header, tokens, starts
+
+    @classmethod
+    def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> Corpus:
+        """Map a prepared corpus; with `tokenizer`, check that it is the one the corpus was made with."""
+        folder = Path(folder)
+        header = Header.read(folder)
+        if not header.complete:
+            raise ValueError(f"{folder} is not finished; run prepare again")
+        corpus = cls(
+            folder,
+            header,
+            _map(folder / _TOKENS, np.dtype(header.dtype), header.num_tokens),
+            _map(folder / _STARTS, _START_TYPE, header.num_documents),
+        )
+        if tokenizer is not None:
+            corpus.require(tokenizer)
+        return corpus
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Corpus({str(self.folder)!r}, {len(self.starts):,} documents, {len(self):,} tokens)"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the corpus."""
+        tokenizer = Tokenizer.load(self.folder / _TOKENIZER)
+        self.require(tokenizer)
+        return tokenizer
+
+    def require(self, tokenizer: Tokenizer) -> None:
+        """Raise unless the corpus was made with this tokenizer."""
+        if tokenizer.hash != self.header.tokenizer:
+            raise ValueError(
+                f"{self.folder} was made with tokenizer {self.header.tokenizer[:12]} ({self.header.vocab_size} tokens) "
+                f"not with {tokenizer.hash[:12]} ({tokenizer.vocab_size} tokens); prepare the text again with that"
+            )
+
+    def document(self, index: int) -> npt.NDArray[Any]:
+        """The tokens of a document, without the EOS that ends it."""
+        if not 0 <= index < len(self.starts):
+            raise ValueError(f"document is {index}; allowed are 0 <= document < {len(self.starts)}")
+        end = self.starts[index + 1] if index + 1 < len(self.starts) else len(self)
+        return self.tokens[self.starts[index] : end - 1]
+
+    def verify(self) -> None:
+        """Raise unless the tokens on the disk are those that were written (reads the whole file)."""
+        if _sha256(self.folder / _TOKENS) != self.header.sha256:
+            raise ValueError(f"{self.folder / _TOKENS} has changed since it was written; prepare the corpus again")
+
+    def split(self, validation_share: float) -> tuple[Corpus, Corpus]:
+        """Training and validation parts: the last documents, about `validation_share` of the tokens, are held out."""
+        if not 0 < validation_share < 1:
+            raise ValueError(f"validation_share is {validation_share}; allowed are 0 < validation_share < 1")
+        document = int(np.searchsorted(self.starts, len(self) * (1 - validation_share)))
+        document = min(document, len(self.starts) - 1)
+        if document < 1:
+            raise ValueError(f"{self.folder} is one document and cannot be split; prepare a separate validation corpus")
+        at = int(self.starts[document])
+        return (
+            Corpus(self.folder, self.header, self.tokens[:at], self.starts[:document]),
+            Corpus(self.folder, self.header, self.tokens[at:], self.starts[document:] - at),
+        )
+
+
+def prepare(documents: Documents, tokenizer: Tokenizer, folder: str | Path, *, progress: bool = True) -> Corpus:
+    """Tokenize documents into a packed corpus, in constant memory; interrupted, it continues when called again.
+
+        documents = open_documents("stories.txt", separator="<|endoftext|>")
+        corpus = prepare(documents, Tokenizer.bytes(), "corpus")
+
+    A finished corpus of the same source and tokenizer is returned as it is; anything else in the folder is an error.
+    """
+    folder = Path(folder).resolve()
+    header = Header.new(documents, tokenizer)
+    if (folder / _HEADER).exists():
+        return _reopen(folder, header)
+    partial = _start(folder)
+    if (partial / _HEADER).exists() and (found := Header.read(partial)).same_request(header):
+        header = found
+    if not header.complete:
+        with _Writer(partial, header) as writer:
+            _fill(writer, documents, tokenizer, progress=progress)
+        _finish(writer, tokenizer)
+    with _writing(folder):
+        if folder.exists():
+            folder.rmdir()  # it is empty; not every system renames onto it
+        partial.replace(folder)
+        _sync_folder(folder.parent)
+    return Corpus.open(folder)
+
+
+def _reopen(folder: Path, wanted: Header) -> Corpus:
+    corpus = Corpus.open(folder)
+    if corpus.header.same_request(wanted):
+        return corpus
+    what = "tokenizer" if corpus.header.documents == wanted.documents else "source"
+    raise ValueError(f"{folder} is a corpus of another {what}; delete it, or prepare into another folder")
+
+
+def _start(folder: Path) -> Path:
+    """The folder to write in, once it is clear that the result can take its place."""
+    partial = folder.with_name(folder.name + ".partial")
+    with _writing(folder):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise ValueError(f"{folder} exists and is not a corpus; prepare into another folder")
+        partial.mkdir(parents=True, exist_ok=True)
+        if any(partial.iterdir()) and not any(partial.glob(_HEADER + "*")):
+            raise ValueError(f"{partial} is not an interrupted corpus, and its name is needed; move it away")
+    return partial
+
+
+def _fill(writer: _Writer, documents: Documents, tokenizer: Tokenizer, *, progress: bool) -> None:
+    pieces = islice(cut(documents.chunks()), writer.header.num_pieces, None)
+    with _bar(progress) as bar:
+        task = bar.add_task("tokenize", total=None, tokens="")
+        for batch in _batched(pieces):
+            texts = [piece.text if piece.first else tokenizer.continuation(piece.text) for piece in batch]
+            writer.append(batch, tokenizer.encode_batch(texts))
+            done, header = batch[-1].done, writer.header
+            counts = f"{header.num_documents:,} documents, {header.num_tokens:,} tokens"
+            bar.update(task, total=None if done is None else 1.0, completed=done or 0.0, tokens=counts)
+
+
+def _finish(writer: _Writer, tokenizer: Tokenizer) -> None:
+    if writer.header.num_tokens == 0:
+        shutil.rmtree(writer.folder)
+        raise ValueError(
+            "the corpus is empty: the inputs hold no text; name other inputs, or another field or separator"
+        )
+    with _writing(writer.folder):
+        with (writer.folder / _TOKENIZER).open("w", encoding="utf-8") as file:
+            file.write(tokenizer.definition)
+            _sync(file)
+        replace(writer.header, complete=True, sha256=_sha256(writer.folder / _TOKENS)).write(writer.folder)
+        _sync_folder(writer.folder)
+
+
+class _Writer:
+    """The files of an unfinished corpus; `header` always describes a state that can be continued."""
+
+    def __init__(self, folder: Path, header: Header):
+        self.folder, self.header = folder, header
+        self._saved = time.monotonic()
+        with _writing(folder):
+            header.write(folder)  # first, so that what is found here can always be told from a stranger's files
+            self._tokens = _open_at(folder / _TOKENS, header.num_tokens * np.dtype(header.dtype).itemsize)
+            self._starts = _open_at(folder / _STARTS, header.num_documents * _START_TYPE.itemsize)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _writing(self.folder), self._tokens, self._starts:
+            self.save()
+
+    def append(self, pieces: Sequence[Piece], ids: Sequence[Sequence[int]]) -> None:
+        """Write the tokens of some pieces, and now and then a point to continue from."""
+        tokens, starts, header = _pack(self.header, pieces, ids)
+        with _writing(self.folder):
+            self._tokens.write(np.asarray(tokens, dtype=header.dtype).tobytes())
+            self._starts.write(np.asarray(starts, dtype=_START_TYPE).tobytes())
+            self.header = header
+            if time.monotonic() - self._saved >= _SAVE_SECONDS:
+                self.save()
+
+    def save(self) -> None:
+        """Bring the data to the disk, then the header that speaks of it."""
+        for file in (self._tokens, self._starts):
+            _sync(file)
+        self.header.write(self.folder)
+        self._saved = time.monotonic()
+
+
+def _pack(header: Header, pieces: Sequence[Piece], ids: Sequence[Sequence[int]]) -> tuple[list[int], list[int], Header]:
+    """The tokens of pieces with an EOS after every document, where the documents start, and the header after them."""
+    tokens: list[int] = []
+    starts: list[int] = []
+    start, num_empty = header.document_start, header.num_empty
+    for piece, row in zip(pieces, ids, strict=True):
+        tokens += row
+        end = header.num_tokens + len(tokens)
+        if piece.last and end == start:
+            num_empty += 1
+        elif piece.last:
+            tokens.append(header.eos_id)
+            starts.append(start)
+            start = end + 1
+    after = replace(
+        header,
+        num_documents=header.num_documents + len(starts),
+        num_empty=num_empty,
+        num_tokens=header.num_tokens + len(tokens),
+        num_pieces=header.num_pieces + len(pieces),
+        document_start=start,
+    )
+    return tokens, starts, after
+
+
+def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text) + 1
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _bar(visible: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[tokens]}"))
+    console = Console(stderr=True)
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not visible)
+
+
+def _open_at(path: Path, size: int) -> BinaryIO:
+    """A file to go on writing after its first `size` bytes."""
+    if size and path.stat().st_size < size:
+        raise ValueError(f"{path} is shorter than its header says; delete {path.parent} and run again")
+    path.touch()
+    file = path.open("r+b")
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _map(path: Path, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    size = path.stat().st_size if path.exists() else 0
+    if size != length * dtype.itemsize or length < 1:
+        raise ValueError(f"{path} has {size} bytes, not the {length * dtype.itemsize} of its header; prepare it again")
+    return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(2**16):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say in one sentence that a folder cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {folder}: {error.strerror or error}; make room there, or choose a folder you may write to"
+        ) from error
+
+
+def _sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk, where the system lets a folder be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

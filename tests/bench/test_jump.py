@@ -1,0 +1,16 @@
+import json
+
+from fsdfm.bench.jump import RULES, JumpBench, bench_jump
+
+
+def test_every_rule_has_its_ratios():
+    result = bench_jump(JumpBench(length=16, vocab_size=300, repeats=1))
+    for name in RULES:
+        assert set(result[name]) == {
+            "over_softmax",
+            "mean_over_softmax",
+            "speedup_over_multinomial",
+            "peak_extra_mib",
+        }
+        assert result[name]["over_softmax"] > 0
+    assert json.loads(json.dumps(result))["setting"]["vocab_size"] == 300

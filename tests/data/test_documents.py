@@ -1,0 +1,237 @@
+"""Documents arrive complete and in order, however their text is cut on the way."""
+
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from types import ModuleType
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdfm.data import documents as module
+from fsdfm.data.documents import Chunk, Documents, PythonDocs, cut, open_documents, texts
+from fsdfm.data.tokenizer import Tokenizer
+
+WORDS = st.lists(st.sampled_from(["the", "or", "a", "é", "b.", "12"]), max_size=60)
+
+
+def read(documents: Documents) -> list[str]:
+    """Whole documents, put together from their chunks."""
+    found, parts = [], []
+    for text, last, _ in documents.chunks():
+        parts.append(text)
+        if last:
+            found.append("".join(parts))
+            parts = []
+    assert not parts, "the last document has no end"
+    return found
+
+
+def in_chunks(text: str, size: int) -> list[Chunk]:
+    return [*(Chunk(text[i : i + size], False) for i in range(0, len(text), size)), Chunk("", True)]
+
+
+@given(st.text(alphabet="ab \n", max_size=80), st.integers(1, 20), st.integers(1, 9))
+def test_cutting_keeps_the_text_and_does_not_depend_on_the_chunks(text: str, size: int, chunk: int) -> None:
+    pieces = list(cut(in_chunks(text, chunk), size))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [p.text for p in pieces] == [p.text for p in cut([Chunk(text, True)], size)]
+    assert max(len(piece.text) for piece in pieces) <= size
+    assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+@settings(max_examples=200)
+@given(words=WORDS, size=st.integers(12, 40))
+def test_cutting_at_words_changes_no_token(tokenizer: Tokenizer, words: list[str], size: int) -> None:
+    text = " ".join(words)
+    pieces = [p.text if p.first else tokenizer.continuation(p.text) for p in cut([Chunk(text, True)], size)]
+    assert [i for row in tokenizer.encode_batch(pieces) for i in row] == tokenizer.encode(text)
+
+
+def test_one_file_is_one_document_byte_for_byte(tmp_path: Path) -> None:
+    text = "\ufeff\r\n naïve \x00 <|endoftext|>\n\n"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert read(open_documents(tmp_path / "a.txt")) == [text]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    parts=st.lists(st.text(alphabet="ab<|>\n é🙂"), min_size=1, max_size=6),
+    separator=st.sampled_from(["<|end|>", "|", "\n\n"]),
+    block=st.integers(1, 7),
+)
+def test_separators_are_found_across_reads(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], separator: str, block: int
+) -> None:
+    text = separator.join(parts)
+    path = tmp_path_factory.mktemp("separators") / "a.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_READ_BYTES", block)
+        assert read(open_documents(path, separator)) == [part.strip() for part in text.split(separator)]
+
+
+def test_undecodable_bytes_are_named_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("é".encode() * 5 + "café".encode("latin1"))
+    for size in (2**20, 3, 1):
+        monkeypatch.setattr(module, "_READ_BYTES", size)
+        with pytest.raises(ValueError, match=r"latin1.txt is not UTF-8 at byte 13; .*iconv"):
+            read(open_documents(path))
+    path.write_bytes("é".encode()[:1])
+    with pytest.raises(ValueError, match="not UTF-8 at byte 0"):
+        read(open_documents(path))
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"body": "one\ntwo", "id": 1}, {"body": None}, {"body": "\u2028 drei"}]
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    assert read(open_documents(path, field="body")) == ["one\ntwo", "", "\u2028 drei"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", r"a.jsonl:2 is not JSON"),
+        (b"[1]", r"a.jsonl:2 is a JSON list"),
+        (b'{"body": "x"}', r"a.jsonl:2 has no field 'text'; give field=NAME, one of \['body'\]"),
+        (b'{"text": 3}', r"a.jsonl:2: field 'text' is int, not text"),
+        (b'{"text": "\xff"}', r"a.jsonl:2 is not UTF-8"),
+        (b'{"text": "\\ud800"}', r"a.jsonl:2 holds half a surrogate pair"),
+    ],
+)
+def test_bad_json_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        read(open_documents(path))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = [f"row {i}" for i in range(200)]
+    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(201)), "text": [*rows, None]}), path, row_group_size=50)
+    assert read(open_documents(path)) == [*rows, ""]
+    with pytest.raises(ValueError, match=r"no column 'body'; give field=NAME, one of \['n', 'text'\]"):
+        read(open_documents(path, field="body"))
+    with pytest.raises(ValueError, match="field 'n' is int"):
+        read(open_documents(path, field="n"))
+    path.write_text("no")
+    with pytest.raises(ValueError, match="is not a Parquet file"):
+        read(open_documents(path))
+
+
+def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    pulled: list[int] = []
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        calls.append((name, config, split, streaming))
+        if name == "no/such":
+            raise FileNotFoundError("no dataset of this name")
+        return ({"text": f"row {pulled.append(i) or i}"} for i in range(10**9))
+
+    fake = ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    assert read(open_documents("hf:a/b", max_documents=3)) == ["row 0", "row 1", "row 2"]
+    assert len(pulled) == 3
+    next(open_documents("hf:Salesforce/wikitext:wikitext-103-raw-v1:validation").chunks())
+    next(open_documents("hf:a/b::test").chunks())
+    assert calls == [
+        ("a/b", None, "train", True),
+        ("Salesforce/wikitext", "wikitext-103-raw-v1", "validation", True),
+        ("a/b", None, "test", True),
+    ]
+    with pytest.raises(
+        ValueError, match=r"cannot open hf:no/such .*no dataset of this name; write hf:NAME:CONFIG:SPLIT"
+    ):
+        read(open_documents("hf:no/such"))
+    with pytest.raises(ValueError, match="no field 'body'"):
+        read(open_documents("hf:a/b", field="body"))
+
+
+@pytest.mark.parametrize(("name", "package"), [("hf:a/b", "datasets"), ("a.parquet", "pyarrow")])
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    (tmp_path / "a.parquet").touch()
+    monkeypatch.chdir(tmp_path)
+    for part in (package, "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, part, None)
+    with pytest.raises(ValueError, match=f"needs the package {package}; run pip install {package}"):
+        read(open_documents(name))
+
+
+def test_python_documents_itself_in_english() -> None:
+    first = [chunk.text for chunk, _ in zip(PythonDocs().chunks(), range(300), strict=False)]
+    again = [chunk.text for chunk, _ in zip(PythonDocs().chunks(), range(300), strict=False)]
+    assert first == again
+    assert all(text == text.strip() != "" for text in first)
+    words = " ".join(first).lower().split()
+    assert 0.02 < words.count("the") / len(words) < 0.1, "that is no English"
+    assert len(words) > 10_000
+
+
+def test_python_documents_all_topics_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = module._library_modules()
+    assert {"json/decoder.py", "textwrap.py", "unittest/case.py"} < set(modules)
+    assert not [name for name in modules if "site-packages" in name or "/test/" in name]
+    (tmp_path / "old.py").write_text("print 'a module of Python 2'")
+    some = {"textwrap.py": modules["textwrap.py"], "old.py": tmp_path / "old.py"}
+    monkeypatch.setattr(module, "_library_modules", lambda: some)
+    found = {chunk.text for chunk in PythonDocs().chunks()}
+    assert {text.strip() for text in topics.values()} < found
+    assert {textwrap.__doc__.strip(), inspect.getdoc(textwrap.dedent)} < found
+    assert any(inspect.getdoc(textwrap.TextWrapper.wrap) in text for text in found)
+
+
+def test_inputs_follow_each_other_and_stop_at_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one|two")
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
+    names = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+    assert read(open_documents(names, "|")) == ["one", "two", "three", "four"]
+    assert read(open_documents(names, "|", max_documents=3)) == ["one", "two", "three"]
+    assert list(texts(open_documents(names))) == ["one|two", "three", "four"]
+    shares = [chunk.done or 0.0 for chunk in open_documents(names, "|").chunks()]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_identity_follows_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 10**6)
+    before = open_documents(path).identity
+    assert open_documents(path, "|").identity != before
+    assert open_documents(path, max_documents=1).identity != before
+    path.write_bytes(b"x" * 10**6)
+    assert open_documents(path).identity == before
+    for content in (b"y" + b"x" * (10**6 - 1), b"x" * (10**6 - 1) + b"y", b"x" * 500_000 + b"y" + b"x" * 499_999, b"x"):
+        path.write_bytes(content)
+        assert open_documents(path).identity != before
+    assert json.loads(json.dumps(before)) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": []}, "there is no input"),
+        ({"inputs": "missing.txt"}, "missing.txt is not a file"),
+        ({"inputs": "builtin:pydocs"}, "the one built-in corpus is builtin:pydoc"),
+        ({"inputs": "hf:"}, "write hf:NAME"),
+        ({"inputs": "hf:a:b:c:d"}, "write hf:NAME"),
+        ({"inputs": "builtin:pydoc", "separator": ""}, "separator is empty"),
+        ({"inputs": "builtin:pydoc", "max_documents": 0}, "max_documents is 0; allowed are 1 and more"),
+    ],
+)
+def test_bad_inputs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_documents(**options)
