@@ -49,7 +49,7 @@ class JumpBench:
 
 
 def bench_jump(setting: JumpBench) -> dict[str, Any]:
-    """Ratios a rule: `over_softmax` and `speedup_over_multinomial` at the last step, `mean_over_softmax` over all steps."""
+    """A rule's `over_softmax` and `speedup_over_multinomial` at the last step, `mean_over_softmax` over all steps."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(1, setting.length, setting.vocab_size, generator=generator)
     x_t = torch.randint(setting.vocab_size, (1, setting.length), generator=generator)

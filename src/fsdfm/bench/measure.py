@@ -34,7 +34,7 @@ def interleaved_medians(jobs: Mapping[str, Callable[[], object]], *, repeats: in
 
 
 def peak_extra_mib(job: Callable[[], object]) -> float | None:
-    """How far the resident memory rises above its level while the job runs, in MiB; None where the kernel cannot say."""
+    """How far the resident memory rises while the job runs, in MiB; None where the kernel cannot say."""
     if not _CLEAR.exists():
         return None
     gc.collect()

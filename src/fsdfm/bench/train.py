@@ -86,7 +86,7 @@ def bench_train(setting: TrainBench) -> dict[str, Any]:
 
 
 def make_step(name: str, setting: TrainBench) -> Callable[[], None]:
-    """A training step of its own model: objective, gradients, clipping, AdamW; `name` is plain, rk2, rk4, rk4 unchunked."""
+    """A training step of a model of its own; `name` is plain, rk2, rk4 or rk4 unchunked."""
     path = Path(UniformSource(setting.vocab_size))
     model, ema = DiT(setting.config()), DiT(setting.config()).requires_grad_(False).eval()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)

@@ -1,8 +1,9 @@
 """Data: text to tokens, tokens to a packed corpus on the disk, a corpus to endless batches of x_1."""
 
-from fsdfm.data.batches import Batch, Blocks, batches
+from fsdfm.data.batches import Batch, Blocks, RowSource, batches
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import Documents, open_documents, texts
+from fsdfm.data.pairs import PairHeader, Pairs, PairWriter
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = [
@@ -11,6 +12,10 @@ __all__ = [
     "Corpus",
     "Documents",
     "Header",
+    "PairHeader",
+    "PairWriter",
+    "Pairs",
+    "RowSource",
     "Tokenizer",
     "batches",
     "make_tokenizer",

@@ -7,8 +7,8 @@ and no order is stored: the shuffle of an epoch is a keyed permutation, computed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 from fsdfm.data.corpus import Corpus
 from fsdfm.noise import Noise, Purpose, philox
 
-__all__ = ["Batch", "Blocks", "batches", "permute"]
+__all__ = ["Batch", "Blocks", "RowSource", "batches", "permute"]
 
 _Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,6 +35,15 @@ class Batch:
     real: Tensor  # bool [B, L]; False where a short row is padded with EOS
     samples: Tensor  # int64 [B], the rows' global indices: what `Noise` wants
     next_sample: int  # the state to resume from after this batch
+    x_0: Tensor | None = None  # int64 [B, L], the other end where the rows are coupled pairs
+
+
+class RowSource(Protocol):
+    """Training rows by sample index: `Blocks` of a corpus, or coupled `Pairs`."""
+
+    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+        """The rows with these sample indices, in this order."""
+        ...
 
 
 class Blocks:
@@ -106,7 +115,9 @@ class Blocks:
         return torch.where(draws[:, _SHORT] < self.short_share, shorter, full)
 
 
-def batches(blocks: Blocks, batch_size: int, start: int = 0, *, rank: int = 0, num_ranks: int = 1) -> Iterator[Batch]:
+def batches(
+    source: RowSource, batch_size: int, start: int = 0, *, rank: int = 0, num_ranks: int = 1
+) -> Iterator[Batch]:
     """Batches from sample `start` on, without end; of a global batch of `batch_size` rows each rank gets its share.
 
     To resume, start at the `next_sample` of the last batch used, which is the same on every rank.
@@ -117,16 +128,16 @@ def batches(blocks: Blocks, batch_size: int, start: int = 0, *, rank: int = 0, n
         raise ValueError(f"rank is {rank}; allowed are 0 <= rank < {num_ranks}")
     if start < 0:
         raise ValueError(f"start is {start}; a sample index is 0 or more")
-    return _batches(blocks, batch_size, start, rank=rank, num_ranks=num_ranks)
+    return _batches(source, batch_size, start, rank=rank, num_ranks=num_ranks)
 
 
-def _batches(blocks: Blocks, batch_size: int, start: int, *, rank: int, num_ranks: int) -> Iterator[Batch]:
+def _batches(source: RowSource, batch_size: int, start: int, *, rank: int, num_ranks: int) -> Iterator[Batch]:
     share = batch_size // num_ranks
     while True:
         first = start + rank * share
-        rows = blocks.rows(range(first, first + share))
+        rows = source.rows(range(first, first + share))
         start += batch_size
-        yield Batch(rows.x_1, rows.real, rows.samples, start)
+        yield replace(rows, next_sample=start)
 
 
 def permute(index: Tensor, size: int, epoch: Tensor, *, seed: int) -> Tensor:

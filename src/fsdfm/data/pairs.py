@@ -1,0 +1,145 @@
+"""Coupled pairs (x_0, x_1) on the disk: noise and the text that a parent made of it.
+
+They are a draw of the coupling pi(x_0, x_1); the path loss on them is discrete reflow. Rows are appended and synced, so
+a run that is interrupted goes on where it was, and what is there can be trained on while more is being made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsdfm.data.batches import Batch, permute
+from fsdfm.noise import Noise
+
+__all__ = ["PairHeader", "PairWriter", "Pairs"]
+
+FORMAT_VERSION = 1
+_HEADER = "pairs.json"
+_ROWS = "pairs.bin"
+
+
+@dataclass(frozen=True)
+class PairHeader:
+    """What a set of pairs says about itself; `about` names the parent, the sampler and the seed."""
+
+    length: int
+    vocab_size: int
+    about: Mapping[str, Any]
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.vocab_size < 1:
+            raise ValueError(f"length {self.length} and vocab_size {self.vocab_size} must both be 1 or more")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of a stored token."""
+        return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a pair."""
+        return 2 * self.length * self.dtype.itemsize
+
+    @classmethod
+    def read(cls, folder: Path) -> PairHeader:
+        """The header in a folder."""
+        try:
+            record = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
+            version = record["version"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{folder} holds no pairs ({error}); make them with `fsdfm couple`") from error
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{folder} holds pairs of format version {version}; this program reads {FORMAT_VERSION}")
+        if set(record) != {field.name for field in fields(cls)}:
+            raise ValueError(f"{folder / _HEADER} is damaged: its keys are {sorted(record)}; make the pairs again")
+        return cls(**record)
+
+
+class PairWriter:
+    """Appends pairs to a folder; opening the same folder with the same header goes on after the last whole row."""
+
+    def __init__(self, folder: str | Path, header: PairHeader):
+        self.folder, self.header = Path(folder), header
+        try:
+            self._open()
+        except OSError as error:
+            raise ValueError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from error
+
+    def _open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / _HEADER).exists():
+            found = PairHeader.read(self.folder)
+            if found != self.header:
+                raise ValueError(
+                    f"{self.folder} holds other pairs ({found.about}, length {found.length}); "
+                    "choose another folder, or remove it"
+                )
+        else:
+            side = self.folder / (_HEADER + ".tmp")
+            side.write_text(json.dumps(asdict(self.header), indent=2) + "\n", encoding="utf-8")
+            side.replace(self.folder / _HEADER)
+        self._file = (self.folder / _ROWS).open("ab")
+        self._file.truncate(self.count * self.header.row_bytes)  # an interrupted row is made again
+
+    @property
+    def count(self) -> int:
+        """Whole pairs that are stored."""
+        return (self.folder / _ROWS).stat().st_size // self.header.row_bytes
+
+    def append(self, x_0: Tensor, x_1: Tensor) -> None:
+        """Store pairs, int64 [B, L] each, and bring them to the disk."""
+        if x_0.shape != x_1.shape or x_0.ndim != 2 or x_0.shape[1] != self.header.length:
+            raise ValueError(f"x_0 {tuple(x_0.shape)} and x_1 {tuple(x_1.shape)} must be [pairs, {self.header.length}]")
+        rows = torch.stack([x_0, x_1], 1).cpu().numpy()
+        if rows.size and (rows.min() < 0 or rows.max() >= self.header.vocab_size):
+            raise ValueError(f"a token is outside 0 .. {self.header.vocab_size - 1}")
+        self._file.write(rows.astype(self.header.dtype).tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> PairWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Pairs:
+    """Stored pairs as training rows, shuffled anew in every epoch; sample k depends on (pairs, seed, k) only."""
+
+    def __init__(self, folder: str | Path, seed: int = 0):
+        Noise(seed)  # checks the seed
+        self.folder, self.seed = Path(folder), seed
+        self.header = PairHeader.read(self.folder)
+        count = (self.folder / _ROWS).stat().st_size // self.header.row_bytes
+        if not count:
+            raise ValueError(f"{folder} holds no finished pair yet; make some with `fsdfm couple`")
+        shape = (count, 2, self.header.length)
+        self.tokens: npt.NDArray[Any] = np.memmap(self.folder / _ROWS, self.header.dtype, "r", shape=shape)
+
+    def __len__(self) -> int:
+        """The number of pairs, which is the number of samples in an epoch."""
+        return len(self.tokens)
+
+    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+        """The pairs with these sample indices, in this order."""
+        index = Noise(self.seed, samples).samples
+        place = permute(index % len(self), len(self), index // len(self), seed=self.seed)
+        pairs = torch.from_numpy(self.tokens[place.numpy()].astype(np.int64))
+        real = torch.ones(len(index), self.header.length, dtype=torch.bool)
+        return Batch(pairs[:, 1], real, index, int(index.max()) + 1 if len(index) else 0, x_0=pairs[:, 0])

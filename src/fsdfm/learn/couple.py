@@ -1,0 +1,83 @@
+"""Discrete reflow: let a parent run for many steps and keep where each noise ended.
+
+The pairs (x_0, x_1) are draws of a coupling pi(x_0, x_1) of the same two ends. A child trained on them with the path
+loss predicts what the parent makes of *this* noise, which is more certain than what data there may be: its steps can be
+larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow import Denoiser, ExactJump, Filter, Grid, Jump, Path, SplitDenoiser, sample
+from fsdfm.noise import Noise
+
+__all__ = ["Coupler", "PairSink", "couple"]
+
+
+class PairSink(Protocol):
+    """Where pairs are kept; it knows how many it has, so that a second run goes on after the first."""
+
+    @property
+    def count(self) -> int:
+        """Pairs that are kept already."""
+        ...
+
+    def append(self, x_0: Tensor, x_1: Tensor) -> None:
+        """Keep some more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Coupler:
+    """How pairs are made. `first_token` is given at position 0 (the BOS that training gives) and frozen there."""
+
+    path: Path
+    length: int
+    grid: Grid
+    jump: Jump = field(default_factory=ExactJump)
+    seed: int = 0
+    first_token: int | None = None
+    filter: Filter | None = None
+
+    def pairs(
+        self, denoiser: Denoiser | SplitDenoiser, samples: Sequence[int], *, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, Tensor]:
+        """(x_0, x_1) of these samples, int64 [B, L] each."""
+        noise = Noise(self.seed, samples)
+        x_0 = self.path.source.sample(noise, self.length).to(device)
+        frozen = torch.zeros_like(x_0, dtype=torch.bool)
+        if self.first_token is not None:
+            x_0[:, 0] = self.first_token
+            frozen[:, 0] = True
+        x_1 = sample(
+            denoiser, self.path, x_0, grid=self.grid, jump=self.jump, noise=noise, frozen=frozen, filter=self.filter
+        )
+        return x_0, x_1
+
+
+def couple(
+    denoiser: Denoiser | SplitDenoiser,
+    coupler: Coupler,
+    sink: PairSink,
+    *,
+    num_pairs: int,
+    batch_size: int = 16,
+    device: torch.device | str = "cpu",
+) -> Iterator[int]:
+    """Fill the sink up to `num_pairs`, yielding its count after every batch.
+
+    Pair k comes from the noise of sample k of the seed, so a run that is interrupted and run again, in whatever
+    batches, keeps the same pairs.
+    """
+    if num_pairs < 1 or batch_size < 1:
+        raise ValueError(f"num_pairs is {num_pairs} and batch_size {batch_size}; both must be 1 or more")
+    while sink.count < num_pairs:
+        samples = range(sink.count, min(sink.count + batch_size, num_pairs))
+        sink.append(*coupler.pairs(denoiser, samples, device=device))
+        yield sink.count

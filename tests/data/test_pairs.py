@@ -1,0 +1,76 @@
+import json
+
+import pytest
+import torch
+
+from fsdfm.data import PairHeader, Pairs, PairWriter, batches
+
+HEADER = PairHeader(length=4, vocab_size=300, about={"parent": "abc", "steps": 64, "seed": 1})
+
+
+def some(start, count):
+    x_0 = torch.arange(start * 4, (start + count) * 4).view(count, 4) % 300
+    return x_0, (x_0 + 1) % 300
+
+
+def test_pairs_come_back_each_once_an_epoch(tmp_path):
+    with PairWriter(tmp_path / "pairs", HEADER) as writer:
+        writer.append(*some(0, 5))
+        writer.append(*some(5, 2))
+        assert writer.count == 7
+    pairs = Pairs(tmp_path / "pairs", seed=3)
+    assert len(pairs) == 7
+    epoch = pairs.rows(range(7))
+    assert torch.equal(epoch.x_1, (epoch.x_0 + 1) % 300)
+    assert sorted(epoch.x_0[:, 0].tolist()) == [4 * k for k in range(7)]
+    assert epoch.x_0[:, 0].tolist() != pairs.rows(range(7, 14)).x_0[:, 0].tolist()
+    stream = batches(pairs, 2, start=4)
+    first = next(stream)
+    assert torch.equal(first.x_0, pairs.rows([4, 5]).x_0)
+    assert first.next_sample == 6
+
+
+def test_an_interrupted_row_is_dropped_and_made_again(tmp_path):
+    with PairWriter(tmp_path, HEADER) as writer:
+        writer.append(*some(0, 3))
+    with (tmp_path / "pairs.bin").open("ab") as file:
+        file.write(b"half")
+    with PairWriter(tmp_path, HEADER) as writer:
+        assert writer.count == 3
+        writer.append(*some(3, 1))
+    assert len(Pairs(tmp_path)) == 4
+    assert sorted(Pairs(tmp_path).rows(range(4)).x_0[:, 0].tolist()) == [0, 4, 8, 12]
+
+
+def test_another_request_for_the_same_folder_is_an_error(tmp_path):
+    PairWriter(tmp_path, HEADER).close()
+    with pytest.raises(ValueError, match="other pairs"):
+        PairWriter(tmp_path, PairHeader(length=4, vocab_size=300, about={"parent": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("x_0", "x_1", "match"),
+    [
+        (torch.zeros(2, 4), torch.zeros(2, 5), "must be"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), "must be"),
+        (torch.zeros(2, 4), torch.full((2, 4), 300), "outside"),
+    ],
+)
+def test_bad_pairs_are_errors(tmp_path, x_0, x_1, match):
+    with PairWriter(tmp_path, HEADER) as writer, pytest.raises(ValueError, match=match):
+        writer.append(x_0.long(), x_1.long())
+
+
+def test_what_holds_no_pairs_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="holds no pairs"):
+        Pairs(tmp_path)
+    PairWriter(tmp_path, HEADER).close()
+    with pytest.raises(ValueError, match="no finished pair"):
+        Pairs(tmp_path)
+    (tmp_path / "pairs.json").write_text(json.dumps({"version": 9}))
+    with pytest.raises(ValueError, match="version 9"):
+        Pairs(tmp_path)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ValueError, match="cannot write"):
+        PairWriter(blocked / "x", HEADER)
