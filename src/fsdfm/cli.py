@@ -47,6 +47,90 @@ def version() -> None:
     console.print(__version__)
 
 
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
+) -> None:
+    """Train what a recipe says; the same command again goes on where it was. Ctrl-C saves first."""
+    from fsdfm.run import train as run_recipe
+
+    result = run_recipe(recipe, overrides or [])
+    state = "finished" if result.finished else "stopped and saved; the same command goes on"
+    console.print(f"{result.folder}: {state}, training step {result.training_step}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="Text, .jsonl or .parquet files, hf:NAME, or builtin:pydoc.")],
+    out: OutOption,
+    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, bpe:SIZE (trained on the text), or a path.")] = "gpt2",
+    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
+    field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
+    max_documents: Annotated[int | None, typer.Option(help="Stop after so many documents.")] = None,
+) -> None:
+    """Turn text into a packed corpus of tokens; interrupted, the same command goes on."""
+    from fsdfm.config import DataConfig
+    from fsdfm.run import prepare_corpus
+
+    config = DataConfig(
+        inputs=tuple(inputs), tokenizer=tokenizer, separator=separator, field=field, max_documents=max_documents
+    )
+    corpus = prepare_corpus(config, out)
+    console.print(f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[str, typer.Argument(help="An autoregressive llama2.c checkpoint, legacy format (.bin).")],
+    out: OutOption,
+    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer.bin; else it stands behind the weights.")] = None,
+    texts: Annotated[list[str] | None, typer.Option(help="Keep only the tokens that these inputs use.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
+    min_count: Annotated[int, typer.Option(help="How often a token must be used to be kept.")] = 1,
+    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+) -> None:
+    """Make a denoiser of an autoregressive model: a checkpoint to train further as model.parent."""
+    from fsdfm.config import DataConfig, ModelSection
+    from fsdfm.run import convert as run_convert
+
+    section = ModelSection(llama2c=checkpoint, llama2c_tokenizer=tokenizer, min_count=min_count)
+    bundle = run_convert(section, DataConfig(inputs=tuple(texts or ()), separator=separator), out, half=half)
+    parameters = sum(p.numel() for p in bundle.model.parameters())
+    summary = f"{out}: {parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens"
+    console.print(summary, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def checkerboard(
+    out: OutOption,
+    seed: SeedOption = 0,
+    samples: Annotated[int, typer.Option(help="Samples in every panel.")] = 6000,
+    frames: Annotated[int, typer.Option(help="Steps of the long trajectories.")] = 100,
+    train_steps: Annotated[int, typer.Option(help="Training steps of the small networks.")] = 2000,
+) -> None:
+    """Draw the paper's checkerboard (appendix B.3) with what is true about it: pictures, GIFs, captions, numbers."""
+    from fsdfm.show.checkerboard import run_checkerboard
+
+    numbers = run_checkerboard(out, seed=seed, samples=samples, frames=frames, train_steps=train_steps)
+    console.print(f"{len(numbers.outcomes)} settings measured; look at {out}/captions.md and the pictures beside it.")
+
+
+@bench_app.command("train")
+def bench_train_command(
+    steps: Annotated[int, typer.Option(help="Interleaved training steps of each kind; the median counts.")] = 30,
+    json_file: JsonOption = None,
+) -> None:
+    """A training step against the machine's matrix products, and few-step training against plain."""
+    from fsdfm.bench.train import TrainBench, bench_train
+
+    result = bench_train(TrainBench(steps=steps))
+    for key in ("gemm_fraction", "fewstep_over_plain", "rk2_over_plain", "memory_ratio", "plain_tokens_per_second"):
+        value = result[key]
+        console.print(f"{key:24} {'?' if value is None else format(value, '.3f')}", highlight=False)
+    _write_json(result, json_file)
+
+
 @bench_app.command("jump")
 def bench_jump_command(
     length: Annotated[int, typer.Option(help="Positions.")] = 1024,
@@ -86,4 +170,6 @@ def _write_json(result: dict[str, Any], file: Path | None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(result, indent=2) + "\n")
     except OSError as error:
-        raise ValueError(f"cannot write {file}: {error.strerror}; choose a file in a folder you may write to") from error
+        raise ValueError(
+            f"cannot write {file}: {error.strerror}; choose a file in a folder you may write to"
+        ) from error

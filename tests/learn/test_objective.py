@@ -15,6 +15,7 @@ from fsdfm.flow import (
 )
 from fsdfm.flow.exact import all_states
 from fsdfm.learn import objective as module
+from fsdfm.learn.losses import chunked_loss
 from fsdfm.learn.objective import (
     Batch,
     CrossEntropy,
@@ -221,13 +222,13 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     rows = module._Rows(x_1, x_t, path.source.movable(x_t) * weight[:, None].float(), path.source.movable(x_t))
     features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
     losses = module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss)
-    total, _ = module.chunked_loss(model, features, rows.weight.flatten(), losses=losses)
+    total, _ = chunked_loss(model, features, rows.weight.flatten(), losses=losses)
     (gradient,) = torch.autograd.grad(total, model.table)
     assert float(gradient.abs().max()) < 2e-6
     with torch.no_grad():
         model.table.mul_(0.5)
     features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
-    total, _ = module.chunked_loss(model, features, rows.weight.flatten(), losses=losses)
+    total, _ = chunked_loss(model, features, rows.weight.flatten(), losses=losses)
     (elsewhere,) = torch.autograd.grad(total, model.table)
     assert float(elsewhere.abs().max()) > 1e-3
 

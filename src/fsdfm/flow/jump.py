@@ -147,7 +147,8 @@ class StratifiedJump(Jump):
     With A_s the sum of the candidate probabilities up to step s and one uniform phase U a position, the position is a
     candidate in step s if floor(A_s + U) > floor(A_{s-1} + U). Every step keeps its probability; the number of
     candidates of a position loses its variance, to floor or ceil of A_S. It is not Markov and so has no transition
-    probability.
+    probability. It is made for sources whose tokens may move again: a position that leaves once for all, as under the
+    mask source, would leave ahead of the schedule (P(left by s) = min(1, A_s) instead of kappa).
     """
 
     rule: Jump = field(default_factory=ExactJump)

@@ -7,14 +7,14 @@ shortcut teacher on large ones. Losses are float32 and computed a few rows at a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fsdfm.flow import POLICIES, Path, StepSizeWeights, dyadic_step_sizes, generalised_kl
+from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
 from fsdfm.noise import Noise, Purpose
 
@@ -31,8 +31,6 @@ __all__ = [
     "PathObjective",
     "TimeGrid",
 ]
-
-CHUNK = 256  # rows of logits that live at a time
 
 
 @dataclass(frozen=True)
@@ -161,71 +159,6 @@ def _path_scalar(path: Path, t: Tensor, h: Tensor) -> Tensor:
     return torch.where(end == 1, path.schedule.redraw(t, end) / h, path.schedule.mean_scalar(t, end))
 
 
-ChunkLoss = Callable[[Tensor, slice], Tensor]
-"""Logits of some rows [n, V], float32, and which rows they are -> the loss of each row [n]."""
-
-
-class _ChunkedLoss(torch.autograd.Function):
-    """sum over rows of weight * loss(head(features)), and its gradient, a chunk of rows at a time.
-
-    The gradient is taken while a chunk's logits are alive, so nothing of size [N, V] outlives its chunk and nothing is
-    computed twice.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        model: TrainableDenoiser,
-        losses: ChunkLoss,
-        chunk: int,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        total = features.new_zeros((), dtype=torch.float32)
-        d_features = torch.zeros_like(features)
-        d_parameters = [torch.zeros_like(p) for p in parameters]
-        per_row = torch.zeros_like(weight)
-        for start in range(0, len(features), chunk):
-            rows = slice(start, start + chunk)
-            if not bool((weight[rows] != 0).any()):
-                continue
-            with torch.enable_grad():
-                inputs = features[rows].detach().requires_grad_()
-                loss = losses(model.logits_at(inputs).float(), rows)
-                weighted = (weight[rows] * loss).sum()
-            grads = torch.autograd.grad(weighted, [inputs, *parameters], allow_unused=True)
-            d_features[rows] = grads[0]
-            for total_grad, grad in zip(d_parameters, grads[1:], strict=True):
-                if grad is not None:
-                    total_grad += grad
-            per_row[rows] = loss.detach()
-            total += weighted.detach()
-        ctx.save_for_backward(d_features, *d_parameters)
-        ctx.mark_non_differentiable(per_row)
-        return total, per_row
-
-    @staticmethod
-    def backward(ctx: Any, d_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        d_features, *d_parameters = ctx.saved_tensors
-        return (d_features * d_total, None, None, None, None, *[d * d_total for d in d_parameters])
-
-
-def chunked_loss(
-    model: TrainableDenoiser, features: Tensor, weight: Tensor, *, losses: ChunkLoss, chunk: int | None = CHUNK
-) -> tuple[Tensor, Tensor]:
-    """Summed weighted loss and the loss of each row, for features [N, C] and weights [N].
-
-    chunk   rows of logits that live at a time; None keeps them all, in plain autograd: the reference for tests and
-            benchmarks
-    """
-    if chunk is None:
-        per_row = losses(model.logits_at(features).float(), slice(None))
-        return (weight * per_row).sum(), per_row.detach()
-    apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, chunk, *model.head.parameters())
-
-
 def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> ChunkLoss:
     x_1, x_t = rows.x_1.flatten(), rows.x_t.flatten()
     per_row = scalar.to(x_1.device, torch.float32)[:, None].expand_as(rows.x_1).flatten()
@@ -233,9 +166,7 @@ def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> Ch
     def losses(logits: Tensor, part: slice) -> Tensor:
         if path.source.mask_token is not None:
             logits = _without(logits, path.source.mask_token)
-        log_z = torch.logsumexp(logits, -1)
-        log_p_1 = logits.gather(1, x_1[part, None])[:, 0] - log_z
-        log_p_t = logits.gather(1, x_t[part, None])[:, 0] - log_z
+        log_p_1, log_p_t = log_probs_at(logits, torch.stack([x_1[part], x_t[part]], -1)).unbind(-1)
         return loss(log_p_1, log_p_t, x_1[part] == x_t[part], per_row[part])
 
     return losses
@@ -256,9 +187,7 @@ def _distilled_rows(path: Path, target: Target, *, temperature: float, entropies
         log_target = target.log_probs(part, temperature=temperature, forbidden=forbidden)
         probs = torch.exp(log_target)
         entropies[part] = -torch.where(probs > 0, probs * log_target, 0.0).sum(-1)
-        log_z = torch.logsumexp(logits, -1)
-        cross = log_z - (probs * torch.where(probs > 0, logits, 0.0)).sum(-1)
-        return cross - entropies[part]
+        return soft_cross_entropy(logits, probs) - entropies[part]
 
     return losses
 
