@@ -229,17 +229,23 @@ def test_log_probabilities_of_the_issue():
     assert log_prob(SingleJump(), move) == pytest.approx(math.log(1 - (1 - w) ** q) + math.log(0.2) - math.log(q))
 
 
-def test_log_probabilities_have_gradients():
-    path, logits = (
-        Path(UniformSource(4)),
-        torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True),
-    )
-    x_t = torch.zeros(2, 3, dtype=torch.int64)
-    x_next = torch.tensor([[0, 1, 2], [3, 0, 0]])
-    for t_next in (0.5, 1.0):
-        redraws = ExactJump().redraws(path.schedule, torch.full((2,), 0.25), torch.full((2,), t_next))
-        (gradient,) = torch.autograd.grad(
-            transition_log_prob(logits, x_t, x_next, redraws, jump=ExactJump(), path=path).sum(), logits
-        )
-        assert bool(torch.isfinite(gradient).all())
+@every_rule
+@pytest.mark.parametrize("source", [UniformSource(4), MaskSource(4)], ids=str)
+@pytest.mark.parametrize("t_next", [0.5, 1.0])
+@pytest.mark.parametrize("certain", [False, True])
+def test_log_probabilities_have_finite_gradients(jump, source, t_next, certain):
+    path, logits = Path(source), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    if certain:
+        logits[0] = torch.tensor([800.0, 0.0, 0.0, 0.0])  # p(0) = 1 in float64
+    logits.requires_grad_()
+    x_t = torch.tensor([[0, 3, 3], [3, 0, 3]])
+    x_next = torch.tensor([[0, 0, 3], [3, 0, 1]])
+    redraws = jump.redraws(path.schedule, torch.full((2,), 0.25), torch.full((2,), t_next))
+    log_prob = transition_log_prob(logits, x_t, x_next, redraws, jump=jump, path=path)
+    assert not bool(torch.isnan(log_prob).any())
+    possible = torch.isfinite(log_prob)
+    assert int(possible.sum()) >= 2
+    (gradient,) = torch.autograd.grad(log_prob[possible].sum(), logits)
+    assert bool(torch.isfinite(gradient).all())
+    if not certain:
         assert float(gradient.abs().sum()) > 0

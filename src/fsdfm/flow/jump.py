@@ -65,7 +65,9 @@ class Jump(ABC):
 
     def log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """log P(x_{t+h} = x_t) for log_p = log p_{1|t}(x_t); the limit for infinite E is a redraw from p."""
-        return torch.where(torch.isinf(redraws), log_p, self._log_stay(log_p, redraws))
+        at_end = torch.isinf(redraws)
+        finite = torch.where(at_end, 0.0, redraws)  # the branch not taken must have a gradient, too
+        return torch.where(at_end, log_p, self._log_stay(log_p, finite))
 
     def leave(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """P(x_{t+h} != x_t)."""
@@ -260,8 +262,9 @@ def transition_log_prob(
     log_p_next = shaped.gather(-1, x_next[..., None])[..., 0] - normaliser
     expected = redraws.to(log_p)[:, None]
     log_stay = jump.log_stay(log_p, expected)
-    log_move = torch.log(-torch.expm1(log_stay)) + log_p_next - torch.log(-torch.expm1(log_p))
-    log_move = torch.where(torch.isinf(expected) & torch.isinf(log_p), log_p_next, log_move)
+    leave, q = -torch.expm1(log_stay), -torch.expm1(log_p)
+    tiny = torch.finfo(torch.float64).tiny  # where p(x_t) is 1 both vanish, and the gradient must not become NaN
+    log_move = torch.log(leave.clamp(min=tiny)) - torch.log(q.clamp(min=tiny)) + log_p_next
     moved = x_next != x_t
     log_prob = torch.where(moved, log_move, log_stay)
     revealed = torch.where(moved, -math.inf, 0.0).to(log_prob)
