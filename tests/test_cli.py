@@ -17,12 +17,12 @@ def run(*arguments):
 
 
 def test_version():
-    assert runner.invoke(app, ["version"]).stdout.strip() == __version__
+    assert runner.invoke(app, ["--version"]).stdout.strip() == __version__
 
 
 def test_help_names_every_command():
     text = runner.invoke(app, ["--help"]).stdout
-    for command in ("bench", "checkerboard", "version"):
+    for command in ("bench", "checkerboard", "train", "truth"):
         assert command in text
 
 

@@ -79,6 +79,8 @@ def test_rows_can_be_picked():
     [
         lambda: Noise(-1),
         lambda: Noise(2**64),
+        lambda: Noise(1.5),
+        lambda: Noise(0, [0.9, 1.7]),
         lambda: Noise(0, [-1]),
         lambda: Noise(0, [2**56]),
         lambda: Noise(0, torch.zeros(2, 2)),

@@ -41,10 +41,12 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    console.print(__version__)
+@app.callback(invoke_without_command=True)
+def fsdfm(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """Few-step discrete flow matching for language."""
+    if version:
+        console.print(__version__)
+        raise typer.Exit
 
 
 @app.command()
@@ -116,6 +118,19 @@ def checkerboard(
     console.print(f"{len(numbers.outcomes)} settings measured; look at {out}/captions.md and the pictures beside it.")
 
 
+@app.command()
+def truth(
+    out: OutOption,
+    full: Annotated[bool, typer.Option("--full", help="Every world, method and four seeds: hours, resumable.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
+) -> None:
+    """Measure what few-step training gains where everything can be computed; the same command again goes on."""
+    from fsdfm.truth import run_truth
+
+    run_truth(out, full=full, seeds=seeds)
+    console.print(f"look at {out}/truth.md and {out}/truth.png")
+
+
 @bench_app.command("train")
 def bench_train_command(
     steps: Annotated[int, typer.Option(help="Interleaved training steps of each kind; the median counts.")] = 30,
@@ -124,6 +139,7 @@ def bench_train_command(
     """A training step against the machine's matrix products, and few-step training against plain."""
     from fsdfm.bench.train import TrainBench, bench_train
 
+    _check_json(json_file)
     result = bench_train(TrainBench(steps=steps))
     for key in ("gemm_fraction", "fewstep_over_plain", "rk2_over_plain", "memory_ratio", "plain_tokens_per_second"):
         value = result[key]
@@ -139,13 +155,15 @@ def bench_jump_command(
     json_file: JsonOption = None,
 ) -> None:
     """One step of each jump rule against a softmax of the same logits and a float64 multinomial."""
-    from fsdfm.bench.jump import RULES, JumpBench, bench_jump
+    from fsdfm.bench.jump import JumpBench, bench_jump
+    from fsdfm.flow import JUMPS
 
+    _check_json(json_file)
     result = bench_jump(JumpBench(length=length, vocab_size=vocab_size, repeats=repeats))
     table = Table(title=f"one step, logits [1, {length}, {vocab_size}] given")
     for column in ("rule", "/ softmax, t=7/8", "/ softmax, mean of 8", "x multinomial", "peak MiB"):
         table.add_column(column, justify="left" if column == "rule" else "right")
-    for name in RULES:
+    for name in JUMPS:
         row = result[name]
         table.add_row(
             name,
@@ -163,13 +181,19 @@ def bench_jump_command(
     _write_json(result, json_file)
 
 
-def _write_json(result: dict[str, Any], file: Path | None) -> None:
+def _check_json(file: Path | None) -> None:
+    """Raise before the work, not after it, where the result could not be written."""
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(result, indent=2) + "\n")
+        file.open("a").close()
     except OSError as error:
         raise ValueError(
             f"cannot write {file}: {error.strerror}; choose a file in a folder you may write to"
         ) from error
+
+
+def _write_json(result: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n")

@@ -66,10 +66,13 @@ class Noise:
     """
 
     def __init__(self, seed: int, samples: Sequence[int] | Tensor = (0,), *, device: torch.device | str = "cpu"):
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed is {seed}; allowed are 0 <= seed < 2**64")
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed is {seed}; allowed are whole numbers 0 <= seed < 2**64")
         self.seed = seed
-        self.samples = torch.as_tensor(samples, dtype=torch.int64, device=device)
+        indices = torch.as_tensor(samples, device=device)
+        if indices.numel() and (indices.is_floating_point() or indices.dtype == torch.bool):
+            raise ValueError(f"samples are {indices.dtype}; allowed are whole numbers, one index a row")
+        self.samples = indices.to(torch.int64)
         if self.samples.ndim != 1:
             raise ValueError(f"samples has shape {tuple(self.samples.shape)}; give one index a row")
         if self.samples.numel() and (int(self.samples.min()) < 0 or int(self.samples.max()) >= 2**56):
@@ -77,6 +80,11 @@ class Noise:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def __repr__(self) -> str:
+        return (
+            f"Noise(seed={self.seed}, samples={self.samples.tolist() if len(self) <= 6 else f'[{len(self)} of them]'})"
+        )
 
     def __getitem__(self, rows: Tensor | slice) -> Noise:
         """The noise of some of the rows: the same numbers, fewer of them."""

@@ -1,11 +1,14 @@
 import json
 
-from fsdfm.bench.jump import RULES, JumpBench, bench_jump
+import pytest
+
+from fsdfm.bench.jump import JumpBench, bench_jump
+from fsdfm.flow import JUMPS
 
 
 def test_every_rule_has_its_ratios():
     result = bench_jump(JumpBench(length=16, vocab_size=300, repeats=1))
-    for name in RULES:
+    for name in JUMPS:
         assert set(result[name]) == {
             "over_softmax",
             "mean_over_softmax",
@@ -14,3 +17,9 @@ def test_every_rule_has_its_ratios():
         }
         assert result[name]["over_softmax"] > 0
     assert json.loads(json.dumps(result))["setting"]["vocab_size"] == 300
+
+
+@pytest.mark.parametrize("bad", [{"vocab_size": 0}, {"length": -3}, {"repeats": 0}])
+def test_impossible_settings_are_errors(bad):
+    with pytest.raises(ValueError, match="allowed"):
+        JumpBench(**bad)

@@ -110,7 +110,10 @@ def test_log_p_keeps_its_digits_near_certainty_and_near_impossibility():
     logits = torch.tensor([[0.0, -40.0], [-80.0, 0.0]])
     drawn = draw(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), exclude=torch.tensor([0, 0]))
     assert drawn.tokens.tolist() == [1, 1]
-    assert drawn.log_p_excluded.tolist() == pytest.approx([-math.exp(-40), -80], rel=1e-6)
+    assert drawn.log_p_excluded.tolist() == pytest.approx([-math.exp(-40), -80], rel=1e-6, abs=0)
+    rare = torch.tensor([[0.0, -200.0]], dtype=torch.float64)
+    drawn = draw(rare, torch.tensor([0.5], dtype=torch.float64), exclude=torch.tensor([1]))
+    assert drawn.log_p_excluded.tolist() == pytest.approx([-200], rel=1e-12)
 
 
 def test_the_only_possible_token_cannot_be_excluded():
@@ -132,9 +135,11 @@ def test_chunks_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_precisions_are_drawn_in_at_least_float32(dtype):
-    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(4)).to(dtype)
-    u = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    assert torch.equal(draw(logits, u).tokens, draw(logits.double(), u).tokens)
+    generator = torch.Generator().manual_seed(4)
+    logits = (3 * torch.randn(200, 5000, generator=generator)).to(dtype)
+    u = torch.rand(200, dtype=torch.float64, generator=generator)
+    for filter in (None, Filter(temperature=0.9)):
+        assert torch.equal(draw(logits, u, filter=filter).tokens, draw(logits.float(), u, filter=filter).tokens)
 
 
 def test_logits_are_left_as_they_were():
@@ -156,6 +161,10 @@ class TestFilter:
     def test_top_k(self):
         assert self.probs(Filter(top_k=2)) == pytest.approx([5 / 7, 2 / 7, 0, 0, 0])
         assert self.probs(Filter(top_k=50)) == pytest.approx([0.5, 0.2, 0.15, 0.1, 0.05])
+        assert int(torch.isfinite(Filter(top_k=2)(torch.zeros(1, 5))).sum()) == 2  # ties, too
+
+    def test_a_temperature_near_zero_is_greedy_and_does_not_overflow(self):
+        assert self.probs(Filter(1e-39)) == [1, 0, 0, 0, 0]
 
     @pytest.mark.parametrize(("top_p", "kept"), [(0.001, 1), (0.5, 1), (0.51, 2), (0.8, 3), (0.86, 4), (1.0, 5)])
     def test_top_p_keeps_the_smallest_set_that_reaches_p(self, top_p, kept):
@@ -196,8 +205,42 @@ class TestFilter:
     ],
 )
 def test_logits_without_a_distribution_are_errors(logits, u):
-    with pytest.raises(ValueError, match="nothing to draw|must be|one uniform"):
+    with pytest.raises(ValueError, match="nothing to draw|must be|uniform for each"):
         draw(logits, torch.tensor(u, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"u": torch.tensor([1.0])},
+        {"u": torch.tensor([0.5]).float()},
+        {"u": torch.tensor([math.nan]).double()},
+        {"u": torch.tensor([1.0]).double()},
+        {"exclude": torch.tensor([3])},
+        {"exclude": torch.tensor([0, 1])},
+        {"forbidden": -1},
+    ],
+)
+def test_uniforms_and_tokens_out_of_range_are_errors(bad):
+    with pytest.raises(ValueError, match="uniform|token"):
+        draw(torch.zeros(1, 3), **({"u": torch.tensor([0.5]).double()} | bad))
+
+
+def test_gradients_do_not_pass_through_a_draw():
+    logits = torch.zeros(1, 3, requires_grad=True)
+    assert not draw(logits, torch.tensor([0.5]).double(), exclude=torch.tensor([0])).log_p_excluded.requires_grad
+
+
+@every_sum
+def test_interval_edges_in_a_large_vocabulary(sums):
+    """u a little inside each end of an interval: the sums must be good to 1e-9 of it."""
+    logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(5))
+    weights = (logits[0] - logits.max()).exp().double()  # the weights as they are drawn from, in float32
+    high = weights.cumsum(0)
+    tokens = torch.arange(0, 50_000, 97)
+    for edge in (1e-3, 1 - 1e-3):
+        u = (high - weights * (1 - edge))[tokens] / high[-1]
+        assert torch.equal(draw(logits, u, rows=torch.zeros_like(tokens), sums=sums).tokens, tokens)
 
 
 def test_no_rows_is_no_error():

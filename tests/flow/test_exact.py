@@ -7,11 +7,14 @@ import torch
 from worlds import SCHEDULES, SOURCES, coupled_data, world
 
 from fsdfm.flow import (
+    CosineSchedule,
     ExactDenoiser,
     ExactJump,
+    ExponentialSchedule,
     Grid,
     InstantJump,
     LiteralJump,
+    MaskSource,
     Path,
     PolynomialSchedule,
     SingleJump,
@@ -108,9 +111,42 @@ def test_unreachable_states_still_have_a_distribution(source):
         assert torch.allclose(table.sum(-1), torch.ones(table.shape[:2], dtype=torch.float64))
 
 
+def test_unreachable_states_are_treated_as_independent_positions():
+    """Mask source, data (0,0) or (1,1): the pair (0, 1) cannot be shown; each token stays what it is."""
+    path = Path(MaskSource(3))
+    p_1 = torch.zeros(3, 3, dtype=torch.float64)
+    p_1[0, 0] = p_1[1, 1] = 0.5
+    table = ExactDenoiser(path, p_1=p_1).posterior(0.5)
+    assert table[1].tolist() == [[1, 0, 0], [0, 1, 0]]
+    uniform = ExactDenoiser(Path(UniformSource(2)), p_1=p_1[:2, :2]).posterior(1.0)  # at t = 1 noise is impossible
+    assert uniform[1].tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_few_thousand_states():
+    path = Path(UniformSource(4))
+    p_1 = coupled_data(4, 6)
+    exact = ExactDenoiser(path, p_1=p_1)
+    law = sampler_law(exact, path, exact.marginal(0.0), grid=Grid.uniform(2), jump=ExactJump())
+    assert float(law.sum()) == pytest.approx(1)
+    assert total_variation(law, p_1.flatten()) < total_variation(exact.marginal(0.0), p_1.flatten())
+
+
+def test_laws_need_one_grid_and_a_power_of_the_vocabulary():
+    path, p_1 = world("uniform", PolynomialSchedule())
+    exact = ExactDenoiser(path, p_1=p_1)
+    with pytest.raises(ValueError, match="one grid for all"):
+        sampler_law(exact, path, exact.marginal(0.0), grid=Grid.uniform(2, torch.tensor([0.0, 0.1])), jump=ExactJump())
+    with pytest.raises(ValueError, match="no power"):
+        sampler_law(exact, path, torch.ones(5) / 5, grid=Grid.uniform(2), jump=ExactJump())
+    with pytest.raises(ValueError, match="tokens 0"):
+        exact(torch.tensor([[0, 7]]), torch.tensor([0.5]))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
+        lambda path: ExactDenoiser(Path(MaskSource(3)), p_1=torch.ones(3, 3) / 9),
+        lambda path: ExactDenoiser(path, p_1=torch.tensor(1.0)),
         lambda path: ExactDenoiser(path),
         lambda path: ExactDenoiser(path, p_1=torch.ones(3, 3) / 9, pi=torch.ones(3, 3) / 9),
         lambda path: ExactDenoiser(path, p_1=torch.ones(2, 2) / 4),
@@ -120,7 +156,7 @@ def test_unreachable_states_still_have_a_distribution(source):
     ],
 )
 def test_what_is_no_distribution_is_an_error(bad):
-    with pytest.raises(ValueError, match="either|axis|sum to|must be|too many"):
+    with pytest.raises(ValueError, match="either|axis|sum to|must|too many"):
         bad(Path(UniformSource(3)))
 
 
@@ -174,11 +210,13 @@ def test_the_literal_forced_last_jump_does_not_converge():
     assert errors(path, p_1, SingleJump(), [2048])[0] < 0.01
 
 
-def test_the_sampler_tends_to_the_time_ordered_exponential():
+@every_source
+@pytest.mark.parametrize("schedule", [PolynomialSchedule(2), CosineSchedule(), ExponentialSchedule(2)], ids=str)
+def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
     """On [0, 1-eps] the product of exact steps tends to P(0, 1-eps), entry by entry, with order one."""
-    path, p_1 = world("uniform", PolynomialSchedule(2))
+    path, p_1 = world(source, schedule, vocab=2)
     exact, end = ExactDenoiser(path, p_1=p_1), 0.9
-    identity = torch.eye(9, dtype=torch.float64)
+    identity = torch.eye(p_1.numel(), dtype=torch.float64)
 
     def product(pieces, make):
         result, edges = identity, torch.linspace(0, end, pieces + 1, dtype=torch.float64).tolist()
@@ -193,7 +231,7 @@ def test_the_sampler_tends_to_the_time_ordered_exponential():
     def step(t, t_next):
         return transition_matrix(exact.posterior(t), path, ExactJump(), t=t, t_next=t_next)
 
-    truth = product(2000, magnus)
+    truth = product(1000, magnus)
     gaps = [float((product(pieces, step) - truth).abs().max()) for pieces in (50, 100, 200)]
     assert fitted_slope([50, 100, 200], gaps) == pytest.approx(-1, abs=0.1)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdfm.flow import POLICIES, Grid, dyadic_step_sizes
-from fsdfm.flow.grid import MirroredWeights
+from fsdfm.flow.grid import AnnealedGeometricWeights, BoostedWeights, MirroredWeights
 
 
 @given(steps=st.integers(1, 3000), start=st.floats(0, 0.999))
@@ -26,6 +26,15 @@ def test_rows_may_start_at_different_times():
     assert grid.h.tolist() == [[0.25] * 4, [0.125] * 4]
 
 
+def test_an_error_shows_the_row_that_is_wrong_and_a_grid_keeps_its_times():
+    with pytest.raises(ValueError, match="0.7, 0.6"):
+        Grid(torch.tensor([[0.0, 0.5, 1.0], [0.7, 0.6, 1.0]]))
+    times = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    grid = Grid(times)
+    times[1] = 0.9
+    assert float(grid.times[1]) == 0.5
+
+
 def test_arbitrary_times():
     assert Grid([0.2, 0.9, 1.0]).h.tolist() == pytest.approx([0.7, 0.1])
 
@@ -42,6 +51,11 @@ def test_arbitrary_times():
         lambda: Grid([0.0, float("nan"), 1.0]),
         lambda: Grid.uniform(0),
         lambda: Grid.uniform(10**9),
+        lambda: Grid.uniform(2.5),
+        lambda: Grid.uniform(4, 1 - 2**-53),
+        lambda: Grid(torch.zeros(0, 3)),
+        lambda: BoostedWeights(-5),
+        lambda: AnnealedGeometricWeights(0),
         lambda: Grid.uniform(4, 1.0),
         lambda: Grid.uniform(4, -0.5),
         lambda: dyadic_step_sizes(1),

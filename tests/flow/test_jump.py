@@ -99,6 +99,43 @@ def test_the_literal_rule_forces_every_uncertain_token_to_leave_at_the_end():
     assert float(kernel_matrix(LiteralJump(SingleJump()), certain, PolynomialSchedule(), 0.5, 1.0)[0, 0]) == 1
 
 
+@every_rule
+@pytest.mark.parametrize("redraws", [1e-6, 0.1, 1.0, 30.0, math.inf])
+@pytest.mark.parametrize("gap", [1.0, 30.0, 36.0, 40.0, 300.0, 900.0])
+def test_kernels_stay_laws_when_the_posterior_is_nearly_certain(jump, redraws, gap):
+    p = torch.softmax(torch.tensor([20.0, 20.0 - gap, 20.0 - gap], dtype=torch.float64), -1)
+    expected = torch.full((3,), redraws, dtype=torch.float64)
+    kernel = jump.kernel(p.expand(3, 3), torch.arange(3), expected)
+    assert float(kernel.min()) >= 0
+    assert torch.allclose(kernel.sum(1), torch.ones(3, dtype=torch.float64), atol=1e-12)
+    assert float(kernel[0, 1]) == pytest.approx(float(kernel[0, 2]), rel=1e-12, abs=0)
+    ratio = 1.0 if math.isinf(redraws) else redraws if not isinstance(jump, ExactJump) else -math.expm1(-redraws)
+    if gap >= 30:  # leave/q has its limit: w for Exact, E for the others
+        assert float(kernel[0, 1]) == pytest.approx(ratio * float(p[1]), rel=1e-9, abs=0)
+
+
+@every_rule
+@pytest.mark.parametrize("gap", [5.0, 25.0, 36.0, 60.0, 900.0])
+def test_log_probabilities_keep_their_digits_when_the_posterior_is_nearly_certain(jump, gap):
+    path = Path(UniformSource(2))
+    logits = torch.tensor([[[20.0, 20.0 - gap]]], dtype=torch.float64, requires_grad=True)
+    redraws = jump.redraws(path.schedule, 0.25, 0.25 + 2.0**-10)
+    log_prob = transition_log_prob(logits, torch.tensor([[0]]), torch.tensor([[1]]), redraws, jump=jump, path=path)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), logits)
+    ratio = float(jump.leave_ratio(torch.tensor(math.exp(-gap) / (1 + math.exp(-gap))).double(), redraws))
+    assert log_prob.item() == pytest.approx(math.log(ratio) - gap - math.log1p(math.exp(-gap)), rel=1e-12)
+    assert gradient.flatten().tolist() == pytest.approx([-1, 1], abs=0.01)
+
+
+@every_rule
+def test_staying_and_leaving_are_one(jump):
+    log_p = torch.log(torch.tensor([0.0, 1e-9, 0.3, 0.999999], dtype=torch.float64))
+    for redraws in (0.0, 0.01, 2.0, math.inf):
+        expected = torch.full((4,), redraws, dtype=torch.float64)
+        total = jump.leave(log_p, expected) + jump.log_stay(log_p, expected).exp()
+        assert torch.allclose(total, torch.ones(4, dtype=torch.float64), atol=1e-14)
+
+
 def one_position_step(jump, p, *, t, t_next, x=1, rows=60_000, path=None, step=0, filter=None):
     path = path or Path(UniformSource(len(p)))
     logits = p.log().float().expand(rows, 1, -1)
@@ -138,6 +175,20 @@ def test_a_filter_acts_on_staying_and_moving_alike():
     counts = torch.bincount(outcome.x_next[:, 0], minlength=4).double() / 60_000
     expected = kernel_matrix(SingleJump(), kept, PolynomialSchedule(), 0.2, 0.6)[1]
     assert torch.allclose(counts, expected, atol=0.01)
+
+
+def test_what_cannot_be_stepped_is_an_error():
+    path, x_t = Path(UniformSource(3)), torch.zeros(2, 4, dtype=torch.int64)
+    redraws = ExactJump().redraws(path.schedule, 0.25, 0.5)
+    options = {"jump": ExactJump(), "path": path}
+    with pytest.raises(ValueError, match="5 tokens and the source 3"):
+        advance(x_t, DenseLogits(torch.zeros(2, 4, 5)), redraws, noise=Noise(0, range(2)), **options)
+    with pytest.raises(ValueError, match="one sample index a row"):
+        advance(x_t, DenseLogits(torch.zeros(2, 4, 3)), redraws, noise=Noise(0), **options)
+    with pytest.raises(ValueError, match="mask token included"):
+        transition_log_prob(torch.zeros(2, 4, 2), x_t, x_t, redraws, jump=ExactJump(), path=Path(MaskSource(3)))
+    with pytest.raises(ValueError, match="allowed"):
+        LiteralJump(StratifiedJump())
 
 
 def test_the_head_is_asked_only_for_candidates():
@@ -185,6 +236,14 @@ class TestStratified:
             scaled = coins[step][candidates[step]] / bounds[step]
             assert float(scaled.mean()) == pytest.approx(0.5, abs=0.03)
 
+    def test_a_step_follows_the_law_of_its_rule(self):
+        p = random_probs(6)
+        outcome = one_position_step(StratifiedJump(SingleJump()), p, t=0.3, t_next=0.8)
+        counts = torch.bincount(outcome.x_next[:, 0], minlength=6).double()
+        assert (
+            chisquare(counts, kernel_matrix(SingleJump(), p, PolynomialSchedule(), 0.3, 0.8)[1] * 60_000).pvalue > 1e-4
+        )
+
     def test_it_says_that_it_has_no_transition_probability(self):
         path, x = Path(UniformSource(3)), torch.zeros(1, 1, dtype=torch.int64)
         redraws = StratifiedJump().redraws(path.schedule, torch.tensor([0.1]), torch.tensor([0.2]))
@@ -212,6 +271,21 @@ def test_log_probabilities_are_the_log_of_the_kernel(jump, source, t, t_next):
     if isinstance(path.source, MaskSource):  # revealed positions stay for certain
         kernel[:-1] = torch.eye(vocab, dtype=torch.float64)[:-1]
     assert torch.allclose(log_prob.exp().view(vocab, vocab), kernel, atol=1e-12)
+
+
+def test_log_probabilities_know_filters_and_frozen_positions():
+    path, p = Path(UniformSource(4)), torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    kept = torch.tensor([5 / 8, 3 / 8, 0, 0], dtype=torch.float64)
+    x_t, x_next = (x[:, None] for x in torch.cartesian_prod(torch.arange(4), torch.arange(4)).T)
+    redraws = SingleJump().redraws(path.schedule, 0.2, 0.6)
+    options = {"jump": SingleJump(), "path": path}
+    logits = p.log().expand(16, 1, -1)
+    log_prob = transition_log_prob(logits, x_t, x_next, redraws, filter=Filter(top_k=2), **options)
+    kernel = kernel_matrix(SingleJump(), kept, path.schedule, 0.2, 0.6)
+    assert torch.allclose(log_prob.exp().view(4, 4), kernel, atol=1e-12)
+    frozen = torch.ones(16, 1, dtype=torch.bool)
+    held = transition_log_prob(logits, x_t, x_next, redraws, frozen=frozen, **options)
+    assert torch.equal(held.exp().view(4, 4), torch.eye(4, dtype=torch.float64))
 
 
 def test_log_probabilities_of_the_issue():

@@ -1,3 +1,4 @@
+import inspect
 import itertools
 import math
 
@@ -194,6 +195,104 @@ def test_a_hook_changes_the_logits():
     assert torch.equal(unchanged, run(toy, path, length=300))
 
 
+def test_a_hook_is_told_where_its_rows_are():
+    path, toy, noise = Path(UniformSource(11)), Toy(11), Noise(0, range(3))
+    x_0, seen = path.source.sample(noise, 150), []
+
+    def look(logits, rows):
+        seen.append(rows)
+        expected = toy.logits_at(Toy.trunk(toy, rows.x_t, rows.t, rows.t_next - rows.t)[rows.sample, rows.position])
+        assert torch.allclose(logits, expected, atol=1e-5)
+        return logits
+
+    steps = list(trajectory(toy, path, x_0, grid=Grid.uniform(2), noise=noise, hook=look))
+    assert torch.equal(torch.cat([rows.sample * 150 + rows.position for rows in seen[-4:]]), torch.arange(450))
+    assert [float(rows.t[0]) for rows in seen[-4:]] == [0.5] * 4
+    assert [float(rows.t_next[0]) for rows in seen[-4:]] == [1.0] * 4
+    assert torch.equal(seen[-1].x_t, steps[-1].x_t)
+
+
+def test_a_hook_does_not_touch_the_denoisers_tensor_and_must_return_logits():
+    path, logits = Path(UniformSource(11)), torch.zeros(5, 12, 11)
+    run(lambda x_t, t, h: logits, path, hook=lambda tile, rows: tile.fill_(1.0), steps=1)
+    assert float(logits.abs().max()) == 0
+    with pytest.raises(ValueError, match="must return the logits"):
+        run(lambda x_t, t, h: logits, path, hook=lambda tile, rows: None)
+
+
+def test_stratified_candidates_are_even_along_a_trajectory():
+    """With a posterior that never holds the present token every candidate jumps: floor or ceil of the sum."""
+    vocab, noise, path = 50, Noise(0, range(4)), Path(UniformSource(50))
+
+    def always_another(x_t, t, h):
+        return torch.zeros(*x_t.shape, vocab).scatter(-1, x_t[..., None], -math.inf)
+
+    x_0 = path.source.sample(noise, 500)
+    jumps = [
+        step.jumps
+        for step in trajectory(always_another, path, x_0, grid=Grid.uniform(8), jump=StratifiedJump(), noise=noise)
+    ]
+    total = sum(1 / k for k in range(1, 9))
+    assert set(torch.stack(jumps).sum(0).flatten().tolist()) == {math.floor(total), math.ceil(total)}
+
+
+def test_every_renoising_brings_new_noise():
+    path, noise = Path(UniformSource(1000)), Noise(0, range(2))
+    x_t = torch.zeros(2, 200, dtype=torch.int64)
+    first, second = (path.renoise(x_t, 1.0, 0.0, noise, step=step) for step in (0, 1))
+    assert float((first == second).double().mean()) < 0.05
+    assert float((first == path.source.sample(noise, 200)).double().mean()) < 0.05
+
+
+def test_the_default_rule_is_exact_and_the_signature_is_shown():
+    path, toy, noise = Path(UniformSource(11)), Toy(11), Noise(0, range(2))
+    x_0 = path.source.sample(noise, 9)
+    grid = Grid.uniform(3)
+    assert torch.equal(
+        sample(toy, path, x_0, grid=grid, noise=noise), sample(toy, path, x_0, grid=grid, noise=noise, jump=ExactJump())
+    )
+    assert "frozen" in inspect.signature(sample).parameters
+
+
+def test_bad_arguments_are_told_before_the_first_step():
+    path = Path(UniformSource(11))
+    with pytest.raises(ValueError, match="one sample index a row"):
+        trajectory(Toy(11), path, torch.zeros(2, 5, dtype=torch.int64), grid=Grid.uniform(2), noise=Noise(0))
+
+
+def test_churn_needs_the_independent_coupling():
+    class Same:
+        def sample(self, source, x_1, noise):
+            return x_1
+
+    path, x_0 = Path(UniformSource(11), coupling=Same()), torch.zeros(1, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="independent"):
+        trajectory(Toy(11), path, x_0, grid=Grid.uniform(2), noise=Noise(0), churn=1.0)
+    with pytest.raises(ValueError, match="independent"):
+        path.renoise(x_0, 0.5, 0.2, Noise(0))
+
+
+@given(
+    source=st.sampled_from([UniformSource, MaskSource, MixtureSource]),
+    vocab=st.integers(2, 40),
+    length=st.integers(1, 9),
+    batch=st.integers(1, 4),
+    times=st.lists(st.floats(0, 0.999), min_size=1, max_size=5, unique=True).map(sorted),
+    jump=st.sampled_from(RULES),
+    scale=st.sampled_from([0.0, 1.0, 30.0, 1000.0]),
+)
+def test_any_world_runs(source, vocab, length, batch, times, jump, scale):
+    path, noise = Path(source(vocab)), Noise(1, range(batch))
+    toy = Toy(vocab)
+    toy.head *= scale
+    x_0 = path.source.sample(noise, length)
+    x_1 = sample(toy, path, x_0, grid=Grid([*times, 1.0]), jump=jump, noise=noise)
+    real = vocab - (path.source.mask_token is not None)
+    assert x_1.shape == x_0.shape
+    assert 0 <= int(x_1.min()) <= int(x_1.max()) < real
+    assert toy.calls == len(times)
+
+
 def test_a_cold_filter_is_greedy():
     path, toy = Path(UniformSource(11)), Toy(11)
     cold = run(toy, path, steps=1, filter=Filter(temperature=1e-4))
@@ -228,13 +327,15 @@ def test_no_second_tensor_of_the_size_of_the_logits(jump):
         assert 0 < watch.largest <= logits.numel() / 8
 
 
-def test_gradients_are_not_recorded():
-    toy = Toy(11)
-    toy.head.requires_grad_()
+def test_gradients_are_not_recorded_and_the_callers_mode_is_left_alone():
+    toy, modes = Toy(11), []
+    trunk = toy.trunk
+    toy.trunk = lambda x_t, t, h: (modes.append(torch.is_grad_enabled()), trunk(x_t, t, h))[1]
     noise, path = Noise(0), Path(UniformSource(11))
     x_0 = path.source.sample(noise, 4)
-    for _ in trajectory(toy, path, x_0, grid=Grid.uniform(2), jump=ExactJump(), noise=noise):
+    for _ in trajectory(toy, path, x_0, grid=Grid.uniform(2), noise=noise):
         assert torch.is_grad_enabled()
+    assert modes == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_cumulative_scalar_equals_quadrature(schedule, t, t_next):
 
 
 @every_schedule
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.9])
+def test_tiny_steps_keep_their_digits(schedule, t):
+    h = 2.0**-30
+    g = float(schedule.scalar(t + h / 2))
+    for value in (schedule.redraw(t, t + h), schedule.cumulative_scalar(t, t + h)):
+        assert float(value) == pytest.approx(g * h, rel=1e-5)
+
+
+@every_schedule
 def test_mean_scalar_tends_to_the_scalar(schedule):
     assert float(schedule.mean_scalar(0.4, 0.4 + 1e-7)) == pytest.approx(float(schedule.scalar(0.4)), rel=1e-5)
     assert float(schedule.mean_scalar(0.4, 0.4)) == float(schedule.scalar(0.4))

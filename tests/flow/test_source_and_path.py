@@ -66,6 +66,8 @@ def test_the_coupling_is_an_argument():
 def test_ends_of_different_shape_are_an_error():
     with pytest.raises(ValueError, match="must agree"):
         Path(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
+    with pytest.raises(ValueError, match="one sample index a row"):
+        Path(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -100,6 +102,7 @@ def test_velocity_is_scalar_times_posterior_minus_delta():
     probs = torch.tensor([[[0.2, 0.5, 0.3]]], dtype=torch.float64)
     u = velocity(probs, torch.tensor([[1]]), torch.tensor([4.0]))
     assert u.tolist() == [[pytest.approx([0.8, -2.0, 1.2])]]
+    assert torch.equal(velocity(probs, torch.tensor([[1]]), 4.0), u)
 
 
 def _time_ordered_exponential(exact, start, end, pieces):
@@ -118,9 +121,9 @@ def _time_ordered_exponential(exact, start, end, pieces):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("schedule", [PolynomialSchedule(1), PolynomialSchedule(2)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_the_velocity_transports_the_path_and_solves_both_kolmogorov_equations(source, schedule):
-    path, p_1 = world(source, schedule)
+    path, p_1 = world(source, schedule, vocab=2)
     exact = ExactDenoiser(path, p_1=p_1)
 
     def rate(t):

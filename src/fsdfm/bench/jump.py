@@ -14,28 +14,10 @@ import torch
 from torch import Tensor
 
 from fsdfm.bench.measure import interleaved_medians, peak_extra_mib
-from fsdfm.flow import (
-    DenseLogits,
-    ExactJump,
-    Grid,
-    InstantJump,
-    Jump,
-    Path,
-    SingleJump,
-    StratifiedJump,
-    UniformSource,
-    advance,
-)
+from fsdfm.flow import JUMPS, DenseLogits, Grid, Jump, Path, UniformSource, advance
 from fsdfm.noise import Noise
 
-__all__ = ["RULES", "JumpBench", "bench_jump"]
-
-RULES: dict[str, Jump] = {
-    "exact": ExactJump(),
-    "single": SingleJump(),
-    "instant": InstantJump(),
-    "stratified": StratifiedJump(ExactJump()),
-}
+__all__ = ["JumpBench", "bench_jump"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +28,11 @@ class JumpBench:
     vocab_size: int = 50_257
     steps: int = 8
     repeats: int = 7
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; allowed are whole numbers >= 1")
 
 
 def bench_jump(setting: JumpBench) -> dict[str, Any]:
@@ -58,7 +45,7 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
         "softmax": lambda: torch.softmax(logits, -1),
         "multinomial": lambda: torch.multinomial(probs, 1),
     }
-    for name, rule in RULES.items():
+    for name, rule in JUMPS.items():
         jobs[name] = _last_step(rule, x_t, logits, setting)
         jobs[name + " mean"] = _all_steps(rule, x_t, logits, setting)
     seconds = interleaved_medians(jobs, repeats=setting.repeats, title="bench jump")
@@ -70,7 +57,7 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
             "speedup_over_multinomial": seconds["multinomial"] / seconds[name],
             "peak_extra_mib": memory[name],
         }
-        for name in RULES
+        for name in JUMPS
     }
     result["reference"] = {
         "softmax_ms": 1000 * seconds["softmax"],

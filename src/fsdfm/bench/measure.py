@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import statistics
 import time
@@ -35,13 +37,21 @@ def interleaved_medians(jobs: Mapping[str, Callable[[], object]], *, repeats: in
 
 def peak_extra_mib(job: Callable[[], object]) -> float | None:
     """How far the resident memory rises while the job runs, in MiB; None where the kernel cannot say."""
-    if not _CLEAR.exists():
-        return None
     gc.collect()
-    _CLEAR.write_text("5")  # reset the high-water mark
+    _return_freed_memory()
+    try:
+        _CLEAR.write_text("5")  # reset the high-water mark
+    except OSError:
+        return None
     before = _resident_kib("VmRSS")
     job()
     return max(0.0, (_resident_kib("VmHWM") - before) / 1024)
+
+
+def _return_freed_memory() -> None:
+    """Let the allocator give back what it only keeps for later, lest the job seem to need nothing new."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _resident_kib(field: str) -> float:

@@ -7,6 +7,7 @@ from fsdfm.flow.categorical import Draw, Filter, draw
 from fsdfm.flow.exact import ExactDenoiser, sampler_law, total_variation
 from fsdfm.flow.grid import POLICIES, Grid, StepSizeWeights, dyadic_step_sizes
 from fsdfm.flow.jump import (
+    JUMPS,
     ExactJump,
     InstantJump,
     Jump,
@@ -23,6 +24,7 @@ from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialS
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
 
 __all__ = [
+    "JUMPS",
     "POLICIES",
     "CosineSchedule",
     "Coupling",

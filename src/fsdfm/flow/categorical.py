@@ -48,10 +48,11 @@ class Filter:
     def __call__(self, logits: Tensor) -> Tensor:
         """Filtered logits [N, V] in place: removed tokens become -inf, the likeliest token always stays."""
         if self.temperature != 1:
-            logits.div_(self.temperature)
+            logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)  # in this order it cannot overflow
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            smallest_kept = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits.masked_fill_(logits < smallest_kept, -math.inf)
+            removed = torch.ones_like(logits, dtype=torch.bool)
+            removed.scatter_(-1, logits.topk(self.top_k, dim=-1).indices, False)
+            logits.masked_fill_(removed, -math.inf)
         if self.top_p is not None and self.top_p < 1:
             ordered, order = logits.sort(dim=-1, descending=True, stable=True)
             probs = torch.softmax(ordered, -1)
@@ -221,6 +222,7 @@ class Draw(NamedTuple):
     log_p_excluded: Tensor | None
 
 
+@torch.no_grad()
 def draw(
     logits: Tensor,
     u: Tensor,
@@ -244,8 +246,16 @@ def draw(
     vocab_size = logits.shape[-1] if logits.ndim == 2 else 0
     if vocab_size == 0:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; it must be [rows, vocabulary] with at least 1 token")
-    if u.shape != (num_rows,):
-        raise ValueError(f"u has shape {tuple(u.shape)}; one uniform for each of the {num_rows} rows is needed")
+    if u.shape != (num_rows,) or u.dtype != torch.float64:
+        raise ValueError(
+            f"u is {u.dtype} {tuple(u.shape)}; one float64 uniform for each of the {num_rows} rows is needed"
+        )
+    if not bool(((u > 0) & (u < 1)).all()):
+        raise ValueError("a uniform is outside the open interval (0, 1)")
+    if exclude is not None and (exclude.shape != u.shape or not _are_tokens(exclude, vocab_size)):
+        raise ValueError(f"exclude must be one token a row, [{num_rows}] of 0 .. {vocab_size - 1}")
+    if forbidden is not None and not 0 <= forbidden < vocab_size:
+        raise ValueError(f"forbidden is {forbidden}; allowed are tokens 0 .. {vocab_size - 1}")
     sums = sums or sums_for(logits.device)
     size = _BUFFER_CPU if logits.device.type == "cpu" else _BUFFER_GPU
     chunk = max(1, min(num_rows, size // vocab_size))
@@ -268,11 +278,15 @@ def draw(
     return Draw(torch.cat([part.tokens for part in drawn]), torch.cat(log_p) if log_p else None)
 
 
+def _are_tokens(tokens: Tensor, vocab_size: int) -> bool:
+    return bool(((tokens >= 0) & (tokens < vocab_size)).all())
+
+
 def _load(
     buffer: Tensor, logits: Tensor, rows: Tensor | None, chunk: slice, *, forbidden: int | None, filter: Filter | None
 ) -> Tensor:
     """The unnormalised weights exp(logit - max) of some rows, in the buffer: [n, blocks, _BLOCK], padded with 0."""
-    picked = logits[chunk] if rows is None else logits[rows[chunk]]
+    picked = (logits[chunk] if rows is None else logits[rows[chunk]]).to(buffer.dtype)  # before any difference is taken
     weights = buffer[: len(picked), : logits.shape[-1]]
     if forbidden is not None or filter is not None:
         picked = weights.copy_(picked)

@@ -32,9 +32,28 @@ MAX_STATES = 1 << 15
 
 def all_states(vocab_size: int, length: int) -> Tensor:
     """Every sequence: int64 [V^L, L]."""
+    _check_states(vocab_size, length)
+    return torch.cartesian_prod(*[torch.arange(vocab_size)] * length).view(-1, length)
+
+
+def _check_states(vocab_size: int, length: int) -> None:
     if vocab_size**length > MAX_STATES:
         raise ValueError(f"{vocab_size}^{length} sequences are too many to enumerate; at most {MAX_STATES}")
-    return torch.cartesian_prod(*[torch.arange(vocab_size)] * length).view(-1, length)
+
+
+def _places(vocab_size: int, length: int) -> Tensor:
+    """What a token at each position adds to the number of its state, a token."""
+    return vocab_size ** torch.arange(length - 1, -1, -1)
+
+
+def _length_of(num_states: int, vocab_size: int) -> int:
+    """L with V^L = num_states."""
+    length = next((n for n in range(1, 64) if vocab_size**n >= num_states), 1)
+    if vocab_size**length != num_states:
+        raise ValueError(
+            f"{num_states} states are no power of the vocabulary's {vocab_size}; there must be V^L of them"
+        )
+    return length
 
 
 def total_variation(p: Tensor, q: Tensor) -> float:
@@ -62,7 +81,7 @@ class ExactDenoiser:
             raise ValueError("give either p_1 (independent coupling) or pi (a coupling of your own), not both")
         self.path = path
         if p_1 is not None:
-            if any(size != vocab for size in p_1.shape):
+            if not p_1.ndim or any(size != vocab for size in p_1.shape):
                 raise ValueError(
                     f"p_1 has shape {tuple(p_1.shape)}; every axis must have the vocabulary's {vocab} entries"
                 )
@@ -70,7 +89,7 @@ class ExactDenoiser:
             self._weights = p_1.to(torch.float64)
             self._token = torch.arange(vocab)
         elif pi is not None:
-            self.length = next((n for n in range(1, 64) if vocab**n >= len(pi)), 0)
+            self.length = _length_of(len(pi), vocab)
             if pi.shape != (vocab**self.length,) * 2:
                 raise ValueError(f"pi has shape {tuple(pi.shape)}; it must be [V^L, V^L] for V = {vocab}")
             axes = pi.to(torch.float64).reshape([vocab] * (2 * self.length))
@@ -81,7 +100,17 @@ class ExactDenoiser:
         if not abs(total - 1) < 1e-5 or bool((self._weights < 0).any()):
             raise ValueError(f"the probabilities sum to {total} or are negative; they must be a distribution")
         self._weights = self._weights / total  # float32 tables miss 1 by a little
+        _check_states(vocab, self.length)
+        if path.source.mask_token is not None and float(self._data_share(path.source.mask_token)) > 0:
+            raise ValueError(
+                f"the data holds the mask token {path.source.mask_token}; it must have probability 0 there"
+            )
         self._tables: dict[float, Tensor] = {}
+
+    def _data_share(self, token: int) -> Tensor:
+        """How much probability has the token in x_1, summed over positions."""
+        chosen = (self._token == token).to(torch.float64)
+        return torch.stack([(self._weights.movedim(i, -1) @ chosen).sum() for i in range(self.length)]).sum()
 
     def _likelihood(self, t: float) -> Tensor:
         """K[z, a]: the probability that a position with value a shows z at time t."""
@@ -125,8 +154,9 @@ class ExactDenoiser:
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """Logits log p_{1|t}(. | x_t): float64 [B, L, V]; the step size is ignored, truth needs none."""
         vocab = self.path.source.vocab_size
-        place = vocab ** torch.arange(self.length - 1, -1, -1)
-        state = (x_t * place).sum(-1)
+        if x_t.shape[-1] != self.length or int(x_t.min()) < 0 or int(x_t.max()) >= vocab:
+            raise ValueError(f"x_t must be [samples, {self.length}] of tokens 0 .. {vocab - 1}")
+        state = (x_t * _places(vocab, self.length)).sum(-1)
         times, which = torch.unique(t, return_inverse=True)
         probs = torch.empty(*x_t.shape, vocab, dtype=torch.float64)
         for n, time in enumerate(times.tolist()):
@@ -136,7 +166,7 @@ class ExactDenoiser:
 
 def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=1e-300), fallback)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), fallback)
 
 
 def posterior_table(denoiser: Denoiser, path: Path, length: int, *, t: float, h: float) -> Tensor:
@@ -170,9 +200,10 @@ def sampler_law(denoiser: Denoiser, path: Path, start: Tensor, *, grid: Grid, ju
 
     start   the law of x_0 over all states [V^L], or a stack of them [K, V^L]; diag(p_0) gives the joint pi(x_0, x_1)
     """
-    vocab, num_states = path.source.vocab_size, start.shape[-1]
-    length = next(n for n in range(1, 64) if vocab**n >= num_states)
-    law = start
+    if grid.times.ndim != 1:
+        raise ValueError("the grid has times of its own for every row; a law needs one grid for all")
+    length = _length_of(start.shape[-1], path.source.vocab_size)
+    law = start.to(torch.float64)
     times = grid.times.tolist()
     for t, t_next in pairwise(times):
         probs = posterior_table(denoiser, path, length, t=t, h=t_next - t)
@@ -185,7 +216,7 @@ def generator(probs: Tensor, scalar: Tensor) -> Tensor:
     num_states, length, vocab = probs.shape
     states = all_states(vocab, length)
     rates = velocity(probs, states, scalar)
-    place = vocab ** torch.arange(length - 1, -1, -1)
+    place = _places(vocab, length)
     rows = torch.arange(num_states)
     matrix = torch.zeros(num_states, num_states, dtype=probs.dtype)
     for i in range(length):

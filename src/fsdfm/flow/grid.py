@@ -32,8 +32,8 @@ class Grid:
     """Times t_0 < t_1 < ... < t_S = 1: float64 [S+1], or [B, S+1] where rows start at different times."""
 
     def __init__(self, times: Sequence[float] | Tensor):
-        self.times = torch.as_tensor(times, dtype=torch.float64)
-        if self.times.ndim not in (1, 2) or self.times.shape[-1] < 2:
+        self.times = torch.as_tensor(times, dtype=torch.float64).clone()
+        if self.times.ndim not in (1, 2) or self.times.shape[-1] < 2 or self.times.shape[0] < 1:
             raise ValueError(f"times has shape {tuple(self.times.shape)}; a grid is at least two times, start and end")
         if not bool((self.times[..., 1:] > self.times[..., :-1]).all()):
             raise ValueError(f"times {_shorten(self.times)} do not increase; sort them and drop repeats")
@@ -43,12 +43,12 @@ class Grid:
     @classmethod
     def uniform(cls, steps: int, start: float | Tensor = 0.0) -> Grid:
         """`steps` equal steps from `start` to 1; a tensor of starts [B] gives every row its own times."""
-        if not 1 <= steps <= MAX_STEPS:
-            raise ValueError(f"steps is {steps}; allowed are 1 <= steps <= {MAX_STEPS}")
+        if steps != int(steps) or not 1 <= steps <= MAX_STEPS:
+            raise ValueError(f"steps is {steps}; allowed are whole numbers 1 <= steps <= {MAX_STEPS}")
         begin = torch.as_tensor(start, dtype=torch.float64)
-        if not bool(((begin >= 0) & (begin < 1)).all()):
+        if not bool(((begin >= 0) & (begin <= 1 - 1e-9)).all()):
             raise ValueError(f"start is {start}; allowed are 0 <= start < 1")
-        share = torch.arange(steps + 1, dtype=torch.float64) / steps
+        share = torch.arange(int(steps) + 1, dtype=torch.float64) / int(steps)
         times = begin[..., None] + (1 - begin[..., None]) * share
         times[..., -1] = 1.0
         return cls(times)
@@ -68,7 +68,9 @@ class Grid:
 
 
 def _shorten(times: Tensor) -> str:
-    row = times.reshape(-1, times.shape[-1])[0].tolist()
+    rows = times.reshape(-1, times.shape[-1])
+    bad = (rows.diff(dim=-1) <= 0).any(-1) | (rows[:, 0] < 0) | (rows[:, -1] != 1)
+    row = rows[int(bad.to(torch.uint8).argmax())].tolist()
     shown = [f"{t:.6g}" for t in (row if len(row) <= 6 else row[:3] + row[-2:])]
     return "[" + ", ".join(shown if len(row) <= 6 else [*shown[:3], "...", *shown[3:]]) + "]"
 
@@ -119,6 +121,10 @@ class BoostedWeights(StepSizeWeights):
 
     boost: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.boost < float("inf"):
+            raise ValueError(f"boost is {self.boost}; allowed are finite numbers > 0")
+
     def __call__(self, h: Tensor, training_step: int) -> Tensor:
         """The boost where h is smallest."""
         return torch.where(h == h.min(), self.boost, 1.0).to(torch.float64)
@@ -138,6 +144,10 @@ class AnnealedGeometricWeights(StepSizeWeights):
     """AG: geometric at first; weights double every `period` training steps up to the largest, so G becomes PU."""
 
     period: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError(f"period is {self.period}; allowed are whole numbers >= 1")
 
     def __call__(self, h: Tensor, training_step: int) -> Tensor:
         """The geometric weights, doubled and capped."""

@@ -7,8 +7,10 @@ rule expects in the step and q = 1 - p(x_t). The rules differ in one probability
     SingleJump    E = G_{t,h}     stay = e^(-E q)                     the paper's, appendix B.1
     InstantJump   E = h g(t)      stay = e^(-E q)                     the paper's before the cumulative scalar
 
-A position that leaves goes to a != x_t with probability p(a) / q. At t+h = 1 every rule redraws from p (E is infinite
-and stay = p(x_t)): the printed rule would force even a certain token to leave, and does not converge (`LiteralJump`).
+A position goes to a != x_t with probability r p(a), where r = (1 - stay) / q is the *leave ratio*; a rule states it
+itself, for the quotient loses all digits when the posterior is nearly certain. At t+h = 1 every rule redraws from p (E
+is infinite, stay = p(x_t), r = 1): the printed rule would force even a certain token to leave, and does not converge
+(`LiteralJump`).
 
 Since no rule leaves with probability more than 1 - e^-E, which needs no p, a coin u decides in two stages without a
 second random number: a position is a *candidate* if u < 1 - e^-E, and jumps if also u < leave(p). Only candidates
@@ -27,11 +29,13 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow.categorical import Filter, draw
-from fsdfm.flow.path import Path
+from fsdfm.flow.path import Path, require_rows
 from fsdfm.flow.schedule import Schedule, Time, as_interval
+from fsdfm.flow.source import Source
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [
+    "JUMPS",
     "ExactJump",
     "InstantJump",
     "Jump",
@@ -58,6 +62,10 @@ class Jump(ABC):
     def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """log stay for finite E."""
 
+    @abstractmethod
+    def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        """(1 - stay) / q for finite E, its limit at q = 0 included."""
+
     def redraws(self, schedule: Schedule, t: Time, t_next: Time) -> Tensor:
         """E, the number of redraws expected in [t, t_next]: float64 like t; infinite at t_next = 1."""
         start, end = as_interval(t, t_next)
@@ -65,13 +73,18 @@ class Jump(ABC):
 
     def log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """log P(x_{t+h} = x_t) for log_p = log p_{1|t}(x_t); the limit for infinite E is a redraw from p."""
-        at_end = torch.isinf(redraws)
-        finite = torch.where(at_end, 0.0, redraws)  # the branch not taken must have a gradient, too
+        at_end, finite = _split_end(redraws)
         return torch.where(at_end, log_p, self._log_stay(log_p, finite))
+
+    def leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        """r = P(x_{t+h} != x_t) / q, so that P(x_{t+h} = a) = r p(a) for every other token a; 1 for infinite E."""
+        at_end, finite = _split_end(redraws)
+        return torch.where(at_end, 1.0, self._leave_ratio(q, finite))
 
     def leave(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """P(x_{t+h} != x_t)."""
-        return -torch.expm1(self.log_stay(log_p, redraws))
+        q = -torch.expm1(log_p)
+        return torch.where(q > 0, q * self.leave_ratio(q, redraws), 0.0)
 
     def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
         """The uniforms that decide over jumps in a step: float64 [B, length].
@@ -84,11 +97,15 @@ class Jump(ABC):
         """The law of x_{t+h} a position, dense: probs [..., V], x_t [...], redraws like x_t -> [..., V]."""
         if not self.markov:
             raise ValueError(f"{self} is not Markov: a step depends on earlier ones and has no law of its own")
-        p = probs.gather(-1, x_t[..., None])[..., 0]
-        leave = self.leave(torch.log(p), redraws)
-        q = (probs.sum(-1) - p).clamp(min=1e-300)
-        kernel = probs * (leave / q)[..., None]
-        return kernel.scatter(-1, x_t[..., None], (1 - leave)[..., None])
+        others = probs.scatter(-1, x_t[..., None], 0.0)
+        moves = others * self.leave_ratio(others.sum(-1), redraws)[..., None]
+        return moves.scatter(-1, x_t[..., None], (1 - moves.sum(-1, keepdim=True)).clamp(min=0))
+
+
+def _split_end(redraws: Tensor) -> tuple[Tensor, Tensor]:
+    """Where E is infinite, and E with 0 there: the branch not taken must have a gradient, too."""
+    at_end = torch.isinf(redraws)
+    return at_end, torch.where(at_end, 0.0, redraws)
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,9 @@ class ExactJump(Jump):
     def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         return torch.logaddexp(-redraws, torch.log(-torch.expm1(-redraws)) + log_p)
 
+    def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        return -torch.expm1(-redraws) * torch.ones_like(q)
+
 
 @dataclass(frozen=True)
 class SingleJump(Jump):
@@ -111,6 +131,10 @@ class SingleJump(Jump):
 
     def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         return redraws * torch.expm1(log_p)
+
+    def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        positive = torch.where(q > 0, q, 1.0)
+        return torch.where(q > 0, -torch.expm1(-redraws * positive) / positive, redraws)
 
 
 @dataclass(frozen=True)
@@ -127,11 +151,18 @@ class LiteralJump(Jump):
 
     rule: Jump
 
+    def __post_init__(self) -> None:
+        if not self.rule.markov or isinstance(self.rule, LiteralJump):
+            raise ValueError(f"rule is {self.rule}; allowed are ExactJump(), SingleJump() and InstantJump()")
+
     def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
         return self.rule._redraws(schedule, t, t_next)
 
     def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         return torch.nan_to_num(self.rule._log_stay(log_p, redraws), nan=0.0, neginf=-math.inf)  # p = 1: nowhere to go
+
+    def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        return self.rule._leave_ratio(q, redraws)
 
     def redraws(self, schedule: Schedule, t: Time, t_next: Time) -> Tensor:
         """E without the limit."""
@@ -140,6 +171,10 @@ class LiteralJump(Jump):
     def log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         """log stay without the limit."""
         return self._log_stay(log_p, redraws)
+
+    def leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        """The ratio without the limit; 0 where there is nowhere to go."""
+        return torch.where(q > 0, self._leave_ratio(q, redraws), 0.0)
 
 
 @dataclass(frozen=True)
@@ -162,6 +197,9 @@ class StratifiedJump(Jump):
     def _log_stay(self, log_p: Tensor, redraws: Tensor) -> Tensor:
         return self.rule._log_stay(log_p, redraws)
 
+    def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
+        return self.rule._leave_ratio(q, redraws)
+
     def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
         """1 where the position is no candidate, else uniform below the candidate probability."""
         bound = bounds[:, -1:]
@@ -169,6 +207,15 @@ class StratifiedJump(Jump):
         phase = noise.uniform(Purpose.PHASE, length)
         candidate = (torch.floor(before + bound + phase) > torch.floor(before + phase)) | (bound == 1)
         return torch.where(candidate, bound * noise.uniform(Purpose.COIN, length, step), 1.0)
+
+
+JUMPS: dict[str, Jump] = {
+    "exact": ExactJump(),
+    "single": SingleJump(),
+    "instant": InstantJump(),
+    "stratified": StratifiedJump(ExactJump()),
+}
+"""The rules by their names on the command line and in recipes."""
 
 
 class RowLogits(Protocol):
@@ -201,12 +248,14 @@ def advance(
 ) -> JumpOutcome:
     """One step of every position: the only place that tosses coins and draws destinations.
 
-    redraws         E of this step for each sample, from `jump.redraws`: float64 [B]
+    redraws         E of this step, from `jump.redraws`: float64 [B], or [] where it is the same for all
     step            its number, which addresses the noise
     earlier_bounds  P(candidate) of the steps before: float64 [B, step]; a rule with memory needs them
     frozen          positions that must not change: bool [B, L]
     """
-    length, device = x_t.shape[1], x_t.device
+    (batch, length), device = x_t.shape, x_t.device
+    require_rows(noise, batch)
+    redraws = redraws.expand(batch)
     precise = torch.float32 if device.type == "mps" else torch.float64
     bound = -torch.expm1(-redraws)
     bounds = bound[:, None] if earlier_bounds is None else torch.cat([earlier_bounds, bound[:, None]], -1)
@@ -219,6 +268,7 @@ def advance(
     u = noise.uniform(Purpose.DESTINATION, length, step).flatten()[rows.to(noise.samples.device)]
     tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
     for part, tile, tile_rows in logits.tiles(rows):
+        _check_width(tile, path.source)
         drawn = draw(
             tile, u[part], rows=tile_rows, exclude=current[part], forbidden=path.source.mask_token, filter=filter
         )
@@ -231,6 +281,14 @@ def advance(
     return JumpOutcome(x_next.view_as(x_t), (x_next != x_t.flatten()).view_as(x_t))
 
 
+def _check_width(logits: Tensor, source: Source) -> None:
+    if logits.shape[-1] != source.vocab_size:
+        mask = "" if source.mask_token is None else ", the mask token included"
+        raise ValueError(
+            f"the logits have {logits.shape[-1]} tokens and the source {source.vocab_size}{mask}; make them agree"
+        )
+
+
 def transition_log_prob(
     logits: Tensor,
     x_t: Tensor,
@@ -239,33 +297,34 @@ def transition_log_prob(
     *,
     jump: Jump,
     path: Path,
+    frozen: Tensor | None = None,
     filter: Filter | None = None,
 ) -> Tensor:
     """log P(x_{t+h} = x_next | x_t) a position: float64 [B, L], differentiable in the logits [B, L, V].
 
         stay:  log stay                          Exact: log[(1-w) + w p(x_t)]   Single: q log(1-w)
-        move:  log leave + log p(x_next) - log q
+        move:  log r + log p(x_next)             r the leave ratio
 
-    A sum over positions is the log-probability of the step. A rule that is not Markov raises ValueError.
+    A sum over positions is the log-probability of the step. Frozen positions, and those the source holds fast, stay for
+    certain. A rule that is not Markov raises ValueError.
     """
     if not jump.markov:
         raise ValueError(f"{jump} is not Markov: its steps have no log-probability; use {ExactJump()} for that")
-    shaped = logits.to(torch.float64)
+    _check_width(logits, path.source)
+    shaped = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     if path.source.mask_token is not None or filter is not None:
         shaped = shaped.clone()
     if path.source.mask_token is not None:
         shaped[..., path.source.mask_token] = -math.inf
-    if filter is not None:
+    if filter is not None:  # in the precision the sampler filters in, so that both keep the same tokens
         shaped = filter(shaped.flatten(0, 1)).view_as(shaped)
+    shaped = shaped.to(torch.float64)
     normaliser = torch.logsumexp(shaped, -1)
     log_p = shaped.gather(-1, x_t[..., None])[..., 0] - normaliser
     log_p_next = shaped.gather(-1, x_next[..., None])[..., 0] - normaliser
-    expected = redraws.to(log_p)[:, None]
-    log_stay = jump.log_stay(log_p, expected)
-    leave, q = -torch.expm1(log_stay), -torch.expm1(log_p)
-    tiny = torch.finfo(torch.float64).tiny  # where p(x_t) is 1 both vanish, and the gradient must not become NaN
-    log_move = torch.log(leave.clamp(min=tiny)) - torch.log(q.clamp(min=tiny)) + log_p_next
+    expected = redraws.to(log_p).expand(len(x_t))[:, None]
+    log_move = torch.log(jump.leave_ratio(-torch.expm1(log_p), expected)) + log_p_next
     moved = x_next != x_t
-    log_prob = torch.where(moved, log_move, log_stay)
-    revealed = torch.where(moved, -math.inf, 0.0).to(log_prob)
-    return torch.where(path.source.movable(x_t), log_prob, revealed)
+    log_prob = torch.where(moved, log_move, jump.log_stay(log_p, expected))
+    held = ~path.source.movable(x_t) if frozen is None else ~path.source.movable(x_t) | frozen
+    return torch.where(held, torch.where(moved, -math.inf, 0.0).to(log_prob), log_prob)

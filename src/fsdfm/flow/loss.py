@@ -16,13 +16,13 @@ def generalised_kl(log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tens
     `shown` is delta_{x_1}(x_t) as bool, `scalar` g(t) or the mean scalar gbar_{t,h} of section 4.3. In expectation over
     x_1 given x_t it is smallest at p = p_{1|t}.
     """
-    delta = shown.to(log_p_1.dtype)
-    return -scalar * (torch.exp(log_p_t) - delta + (1 - delta) * log_p_1)
+    return -scalar * (torch.exp(log_p_t) - shown.to(log_p_1.dtype) + torch.where(shown, 0.0, log_p_1))
 
 
-def path_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, scalar: Tensor) -> Tensor:
+def path_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, scalar: Tensor | float) -> Tensor:
     """`generalised_kl` of logits [B, L, V] at every position: [B, L]; `scalar` is [] or [B]."""
     log_z = torch.logsumexp(logits, -1)
     log_p_1 = logits.gather(-1, x_1[..., None])[..., 0] - log_z
     log_p_t = logits.gather(-1, x_t[..., None])[..., 0] - log_z
-    return generalised_kl(log_p_1, log_p_t, x_1 == x_t, scalar.to(logits.dtype).reshape(-1, 1))
+    g = torch.as_tensor(scalar, device=logits.device).to(logits.dtype).reshape(-1, 1)
+    return generalised_kl(log_p_1, log_p_t, x_1 == x_t, g)

@@ -51,6 +51,7 @@ class Path:
         """x_t ~ p_t(. | x_0, x_1): each position shows x_1 with probability kappa_t, else x_0."""
         if x_0.shape != x_1.shape:
             raise ValueError(f"x_0 has shape {tuple(x_0.shape)} and x_1 {tuple(x_1.shape)}; they must agree")
+        require_rows(noise, len(x_1))
         kappa = self.schedule.kappa(t).to(noise.samples.device).reshape(-1, 1)
         shows_data = noise.uniform(Purpose.PATH, x_1.shape[1], step) < kappa
         return torch.where(shows_data.to(x_1.device), x_1, x_0)
@@ -62,6 +63,9 @@ class Path:
         (kappa_s/kappa_t) [kappa_t delta_{x_1} + (1-kappa_t) p_0] + (1 - kappa_s/kappa_t) p_0
         = kappa_s delta_{x_1} + (1-kappa_s) p_0. Under the mask source this is remasking.
         """
+        if not isinstance(self.coupling, IndependentCoupling):
+            raise ValueError("renoising (churn) needs the independent coupling: noise that is new knows nothing of x_1")
+        require_rows(noise, len(x_t))
         now, back = self.schedule.kappa(t), self.schedule.kappa(t_back)
         if not bool((back <= now).all()):
             raise ValueError(f"t_back={t_back} lies after t={t}; renoising goes back in time")
@@ -71,7 +75,13 @@ class Path:
         return torch.where(returns.to(x_t.device), x_0.to(x_t.device), x_t)
 
 
-def velocity(probs: Tensor, x_t: Tensor, scalar: Tensor) -> Tensor:
+def require_rows(noise: Noise, rows: int) -> None:
+    """Raise unless the noise has one sample a row: one row for many would make them move in step."""
+    if len(noise) != rows:
+        raise ValueError(f"noise has {len(noise)} samples for {rows} rows; give one sample index a row")
+
+
+def velocity(probs: Tensor, x_t: Tensor, scalar: Tensor | float) -> Tensor:
     """The factorised velocity u_t^i(a, z) = g(t) (p_{1|t}(a | z) - delta_z(a)), dense: [B, L, V].
 
     For small vocabularies and proofs; the sampler never builds it. `scalar` is g(t), or the mean scalar, of shape
@@ -79,4 +89,4 @@ def velocity(probs: Tensor, x_t: Tensor, scalar: Tensor) -> Tensor:
     """
     direction = probs.clone()
     direction.scatter_add_(-1, x_t[..., None], torch.full_like(probs[..., :1], -1.0))
-    return scalar.reshape(-1, 1, 1).to(probs.dtype) * direction
+    return torch.as_tensor(scalar, device=probs.device).reshape(-1, 1, 1).to(probs.dtype) * direction

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import ParamSpec, Protocol, runtime_checkable
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from fsdfm.flow.categorical import Filter
 from fsdfm.flow.grid import Grid
-from fsdfm.flow.jump import Jump, RowLogits, advance
-from fsdfm.flow.path import Path
+from fsdfm.flow.jump import JUMPS, Jump, RowLogits, advance
+from fsdfm.flow.path import IndependentCoupling, Path, require_rows
 from fsdfm.noise import Noise
 
 __all__ = [
@@ -109,13 +110,21 @@ class _HookedLogits:
             wanted = rows[start : start + _TILE]
             where = Rows(wanted // length, wanted % length, self.x_t, self.t, self.t_next)
             for part, tile, tile_rows in self.logits.tiles(wanted):
-                picked = tile if tile_rows is None else tile[tile_rows]
-                yield slice(start + part.start, start + part.stop), self.hook(picked, where), None
+                own = tile.clone() if tile_rows is None else tile[tile_rows]  # a hook may work in place
+                changed = self.hook(own, where)
+                if not isinstance(changed, Tensor):
+                    raise ValueError(
+                        f"the hook returned {type(changed).__name__}; it must return the logits it was given"
+                    )
+                yield slice(start + part.start, start + part.stop), changed, None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a trajectory: from x_t at time t [B] to x_next at t_next [B]; `jumps` are the changed positions."""
+    """One step of a trajectory: from x_t at time t [B] to x_next at t_next [B]; `jumps` are the changed positions.
+
+    With churn, t is the time gone back to and x_t the state renoised to it, not the last step's x_next.
+    """
 
     index: int
     t: Tensor
@@ -131,8 +140,8 @@ def trajectory(
     x_0: Tensor,
     *,
     grid: Grid,
-    jump: Jump,
     noise: Noise,
+    jump: Jump = JUMPS["exact"],
     frozen: Tensor | None = None,
     filter: Filter | None = None,
     hook: LogitsHook | None = None,
@@ -140,6 +149,7 @@ def trajectory(
 ) -> Iterator[Step]:
     """Walk from x_0 along the grid, one network call a step, and yield every step.
 
+    jump     the rule of a step; the closed form `ExactJump` unless another is given
     frozen   positions that keep their token, bool [B, L]: prompts, known words of an infill, intact words of a repair
     filter   temperature, top-k, top-p
     hook     changes logits before they are used
@@ -147,6 +157,24 @@ def trajectory(
              no network call; under the mask source it remasks), then forward from s
     """
     _check(path, x_0, grid, noise=noise, frozen=frozen, churn=churn)
+    return _walk(
+        denoiser, path, x_0, grid=grid, noise=noise, jump=jump, frozen=frozen, filter=filter, hook=hook, churn=churn
+    )
+
+
+def _walk(
+    denoiser: Denoiser | SplitDenoiser,
+    path: Path,
+    x_0: Tensor,
+    *,
+    grid: Grid,
+    noise: Noise,
+    jump: Jump,
+    frozen: Tensor | None,
+    filter: Filter | None,
+    hook: LogitsHook | None,
+    churn: float,
+) -> Iterator[Step]:
     batch, device = len(x_0), x_0.device
     precise = torch.float32 if device.type == "mps" else torch.float64
     x_t, bounds = x_0, torch.empty(batch, 0, dtype=torch.float64)
@@ -186,6 +214,7 @@ def _last_state(walk: Callable[_P, Iterator[Step]]) -> Callable[_P, Tensor]:
         return last.x_next
 
     sample.__doc__ = "x_1, int64 [B, L]: the last state of `trajectory`, whose arguments it takes."
+    sample.__signature__ = signature(walk).replace(return_annotation="Tensor")  # type: ignore[attr-defined]
     return sample
 
 
@@ -203,11 +232,12 @@ def _check(path: Path, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor 
         raise ValueError(f"x_0 is {x_0.dtype} {tuple(x_0.shape)}; it must be int64 [samples, positions], not empty")
     if int(x_0.min()) < 0 or int(x_0.max()) >= path.source.vocab_size:
         raise ValueError(f"x_0 holds a token outside 0 .. {path.source.vocab_size - 1}, the vocabulary of the source")
-    if len(noise) != len(x_0):
-        raise ValueError(f"noise has {len(noise)} samples and x_0 {len(x_0)}; give one sample index a row")
+    require_rows(noise, len(x_0))
     if frozen is not None and (frozen.shape != x_0.shape or frozen.dtype != torch.bool):
         raise ValueError(f"frozen is {frozen.dtype} {tuple(frozen.shape)}; it must be bool {tuple(x_0.shape)}")
     if grid.times.ndim == 2 and len(grid.times) != len(x_0):
         raise ValueError(f"the grid has times for {len(grid.times)} rows and x_0 has {len(x_0)}")
     if not 0 <= churn < float("inf"):
         raise ValueError(f"churn is {churn}; allowed are finite numbers >= 0")
+    if churn and not isinstance(path.coupling, IndependentCoupling):
+        raise ValueError("churn needs a path with the independent coupling; leave it out")

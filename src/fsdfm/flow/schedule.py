@@ -38,7 +38,9 @@ def as_interval(t: Time, t_next: Time) -> tuple[Tensor, Tensor]:
     """The two ends of a step as float64; they must satisfy 0 <= t <= t_next <= 1 and t < 1."""
     start, end = as_time(t), as_time(t_next)
     if not bool((start <= end).all()):
-        raise ValueError(f"a step goes from t={t} to t_next={t_next}; t_next must not be smaller than t")
+        row = int((start - end).argmax()) if (start - end).ndim else 0
+        times = [float(torch.broadcast_to(x, (start - end).shape).flatten()[row]) for x in (start, end)]
+        raise ValueError(f"a step goes from t={times[0]} to t_next={times[1]}; t_next must not be smaller than t")
     if not bool((start < 1).all()):
         raise ValueError("a step starts at t=1, where the flow has already ended; t must be below 1")
     return start, end
@@ -89,11 +91,17 @@ class Schedule(ABC):
 
     def redraw(self, t: Time, t_next: Time) -> Tensor:
         """w = 1 - exp(-G_{t,h}) = (kappa_{t+h} - kappa_t) / (1 - kappa_t): the probability of at least one redraw."""
-        return 1 - self.survival(t, t_next)
+        start, end = as_interval(t, t_next)
+        gained = self._kappa(end) - self._kappa(start)  # keeps its digits near t = 0
+        lost = self._complement(start) - self._complement(end)  # and this one near t = 1
+        share = torch.where(self._kappa(start) < 0.5, gained, lost) / self._complement(start)
+        survival = self.survival(start, end)
+        return torch.where(survival > 0.5, share, 1 - survival)  # exactly 1 at t_next = 1
 
     def cumulative_scalar(self, t: Time, t_next: Time) -> Tensor:
         """G_{t,h} = ln((1 - kappa_t) / (1 - kappa_{t+h})): additive over steps, infinite at t_next = 1."""
-        return -torch.log(self.survival(t, t_next))
+        w = self.redraw(t, t_next)
+        return torch.where(w < 0.5, -torch.log1p(-w.clamp(max=0.5)), -torch.log(self.survival(t, t_next)))
 
     def mean_scalar(self, t: Time, t_next: Time) -> Tensor:
         """gbar_{t,h} = G_{t,h} / h, the mean of g over the step; g(t) in the limit h = 0."""
@@ -154,8 +162,8 @@ class ExponentialSchedule(Schedule):
     """
 
     def __init__(self, rate: float = 2.0):
-        if not 0 < abs(rate) <= 50:
-            raise ValueError(f"rate is {rate}; allowed are 0 < |rate| <= 50 (rate 0 is PolynomialSchedule(1))")
+        if not 0 < abs(rate) <= 20:
+            raise ValueError(f"rate is {rate}; allowed are 0 < |rate| <= 20 (rate 0 is PolynomialSchedule(1))")
         self.rate = float(rate)
 
     def _kappa(self, t: Tensor) -> Tensor:

@@ -14,20 +14,17 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow import (
+    JUMPS,
     Denoiser,
-    ExactJump,
     Grid,
     InstantJump,
-    Jump,
     LiteralJump,
     MaskSource,
     Path,
     PolynomialSchedule,
     Schedule,
-    SingleJump,
     Source,
     Step,
-    StratifiedJump,
     UniformSource,
     trajectory,
 )
@@ -36,12 +33,6 @@ from fsdfm.show.checkerboard.board import Board, CheckerboardDenoiser, Training,
 
 __all__ = ["CheckerboardNumbers", "NeverReached", "Outcome", "Setting", "States", "count_work", "measure"]
 
-RULES: dict[str, Jump] = {
-    "exact": ExactJump(),
-    "single": SingleJump(),
-    "instant": InstantJump(),
-    "stratified": StratifiedJump(),
-}
 SCHEDULES: dict[str, Schedule] = {"t": PolynomialSchedule(1.0), "t^2": PolynomialSchedule(2.0)}
 SOURCES = ("uniform", "mask")
 BUDGETS = (1, 2, 4, 8)
@@ -153,7 +144,7 @@ def _settings(frames: int) -> list[Setting]:
         Setting(denoiser, source, rule, steps)
         for denoiser in ("exact", "network")
         for source in SOURCES
-        for rule in RULES
+        for rule in JUMPS
         for steps in budgets
     ]
     quadratic = [
@@ -171,7 +162,7 @@ def _path(source: str, kappa: str, board: Board) -> Path:
 
 
 def _walk(denoiser: Denoiser, path: Path, setting: Setting, *, noise: Noise, tick: Tick) -> Iterator[Step]:
-    grid, jump = Grid.uniform(setting.steps), RULES[setting.rule]
+    grid, jump = Grid.uniform(setting.steps), JUMPS[setting.rule]
     for step in trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, jump=jump, noise=noise):
         yield step
         tick(f"sampling, {setting.source} source, {setting.denoiser} posterior, {setting.rule} rule")

@@ -1,0 +1,117 @@
+"""Where a run writes what it says: a progress bar, `metrics.jsonl`, TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fsdfm.learn.report import Report
+from fsdfm.learn.trainer import Trainer
+
+__all__ = ["JsonLines", "ProgressBar", "duration", "tensorboard"]
+
+
+class JsonLines:
+    """A file of one JSON object a line, each with its `training_step`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def rewind(self, training_step: int) -> None:
+        """Drop what was written after a training step: the run resumes there and will say it again."""
+        if not self.path.exists():
+            return
+        kept = [line for line in self.path.read_text("utf-8").splitlines() if _step_of(line) <= training_step]
+        side = self.path.with_name(self.path.name + ".tmp")
+        side.write_text("".join(line + "\n" for line in kept), "utf-8")
+        os.replace(side, self.path)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a line."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and run again") from error
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["training_step"])
+    except (ValueError, KeyError, TypeError):  # the line that was being written when the process died
+        return float("inf")
+
+
+class ProgressBar:
+    """Loss, tokens/s and time left: a moving line on a terminal, a line a report anywhere else."""
+
+    def __init__(self, console: Console, total: int, done: int):
+        self.console = console
+        columns = (
+            TextColumn("train"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  {task.fields[left]}"),
+            TimeElapsedColumn(),
+        )
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.task = self.progress.add_task("train", total=total, completed=done, loss="?", speed="", left="")
+
+    def __enter__(self) -> ProgressBar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def step(self, trainer: Trainer) -> None:
+        """Move on; a hook for every training step."""
+        self.progress.update(self.task, completed=trainer.training_step, loss=f"{trainer.last_loss:.4g}")
+
+    def report(self, report: Report) -> None:
+        """Show the speed and the time left."""
+        speed, left = f"{report.tokens_per_second:,.0f} tokens/s", duration(report.seconds_left) + " left"
+        self.progress.update(self.task, speed=speed, left=left)
+        if not self.console.is_terminal:
+            self.say(f"step {report.training_step}  loss {report.loss:.4g}  {speed}  {left}")
+        if report.alarm:
+            self.say(f"warning: {report.alarm}")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    whole = round(seconds)
+    for unit, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // smaller} {smaller_name}"
+    return f"{whole} s"
+
+
+def tensorboard(folder: Path) -> Callable[[Report], None] | None:
+    """Something to report to that TensorBoard can show; None where it is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder))
+
+    def report(report: Report) -> None:
+        scalars = {key: value for key, value in report.to_json().items() if isinstance(value, float)}
+        for h, row in report.loss_by_h_t.items():
+            scalars |= {f"loss_by_h_t/2^{h}/{t}": value for t, value in row.items()}
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, report.training_step)
+        writer.flush()
+
+    return report

@@ -1,0 +1,113 @@
+"""What a run says about itself: losses by (t, h), norms, speed; and the alarm that a few-step run collapses."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdfm.learn.objective import FewStepObjective, Objective, Outcome
+from fsdfm.learn.teacher import ShortcutTeacher, Stage, Tableau
+
+__all__ = ["EntropyAlarm", "Report", "Tally", "own_entropy"]
+
+_TIME_BINS = 4
+_ITSELF = Tableau((Stage(0.0),), (1.0,))  # the "teacher" that repeats what the network says at (x_t, t)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The training steps since the last report, averaged."""
+
+    training_step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int  # seen since the run began
+    tokens_per_second: float
+    seconds_left: float
+    logs: Mapping[str, float]  # what the objective noted
+    loss_by_h_t: Mapping[str, Mapping[str, float]]  # log2 h -> first time of the bin -> loss
+    alarm: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values, one line of `metrics.jsonl`."""
+        named = {"loss", "training_step"}
+        return {
+            "training_step": self.training_step,
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "seconds_left": round(self.seconds_left, 1),
+            **{name: value for name, value in self.logs.items() if name not in named},
+            "loss_by_h_t": {h: dict(row) for h, row in self.loss_by_h_t.items()},
+            **({"alarm": self.alarm} if self.alarm else {}),
+        }
+
+
+class Tally:
+    """Sums over the outcomes since the last report."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.logs: dict[str, list[float]] = defaultdict(list)
+        self.norms: list[float] = []
+        self.tokens = 0
+        self.steps = 0
+
+    def add(self, outcome: Outcome, tokens: int) -> None:
+        """Note what an objective said about some rows."""
+        for t, h, loss in zip(outcome.t.tolist(), outcome.h.tolist(), outcome.sample_loss.tolist(), strict=True):
+            self.cells[round(math.log2(h)), min(int(t * _TIME_BINS), _TIME_BINS - 1)].append(loss)
+        for name, value in outcome.logs.items():
+            self.logs[name].append(value)
+        self.tokens += tokens
+
+    def loss_by_h_t(self) -> dict[str, dict[str, float]]:
+        """The mean loss by log2 h and by the quarter of [0, 1) that t lies in."""
+        table: dict[str, dict[str, float]] = {}
+        for (h, time), losses in sorted(self.cells.items()):
+            table.setdefault(str(h), {})[f"{time / _TIME_BINS:g}"] = _mean(losses)
+        return table
+
+    def means(self) -> dict[str, float]:
+        """The mean of everything the objective noted, over the batches where it did."""
+        return {name: _mean(values) for name, values in self.logs.items()}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+class EntropyAlarm:
+    """Tells when a teacher's targets have become much sharper than the student was at the start.
+
+    A teacher that is the student's own average sharpens it, and is sharpened by it: collapse feeds itself. The alarm
+    sounds when the mean entropy of the targets falls below `share` of the student's own at the start.
+    """
+
+    def __init__(self, share: float = 0.8):
+        if not 0 <= share < 1:
+            raise ValueError(f"share is {share}; allowed are 0 (never) <= share < 1")
+        self.share = share
+        self.reference: float | None = None
+
+    def check(self, target_entropy: float | None) -> str | None:
+        """A sentence if the entropy in nats is too low, else nothing."""
+        if target_entropy is None or self.reference is None or target_entropy >= self.share * self.reference:
+            return None
+        return (
+            f"the teacher's targets have entropy {target_entropy:.2f} nats, the student had {self.reference:.2f} at "
+            "the start: it may be collapsing; look at its samples, lower optim.lr or average probabilities"
+        )
+
+
+def own_entropy(objective: Objective) -> Objective | None:
+    """The objective that notes as target entropy what the network itself says; None where there is no teacher."""
+    if not isinstance(objective, FewStepObjective):
+        return None
+    return replace(objective, teacher=ShortcutTeacher(_ITSELF))

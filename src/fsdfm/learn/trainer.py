@@ -1,0 +1,293 @@
+"""The visible loop: one trainer for every objective.
+
+The state of a run is (training step, next sample), the weights, their average and the optimiser's moments. All noise
+is addressed by sample, and dropout is seeded by (seed, training step, sample), so a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fsdfm.learn.objective import Batch, Objective, Outcome
+from fsdfm.learn.optim import EMA, Optimiser
+from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
+from fsdfm.learn.teacher import TrainableDenoiser
+from fsdfm.noise import Noise
+from fsdfm.runtime import Runtime
+
+__all__ = ["Every", "Feed", "Hooks", "MicroBatch", "Trainer", "TrainerConfig", "TrainingState"]
+
+_REFERENCE_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long and in which portions a run trains, and when it speaks and saves."""
+
+    steps: int = 1_000_000
+    batch_size: int = 128  # samples a training step
+    accumulate: int = 1  # in so many portions, one after the other: less memory, the same gradient
+    seed: int = 0  # of the weights, the order of the data, all noise and dropout
+    log_every: int = 100  # training steps between two reports
+    save_every: int = 1000  # training steps between two checkpoints
+    keep: int = 2  # checkpoints kept
+    entropy_alarm: float = 0.8  # warn when targets fall below this share of the student's entropy at the start
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "log_every", "save_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed are whole numbers >= 1")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate is {self.accumulate}; allowed are divisors of batch_size = {self.batch_size}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; allowed are 0 <= seed < 2**63")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that pass the network at once, their global sample indices [B], and the state of the data after them."""
+
+    batch: Batch
+    samples: Tensor
+    next_sample: int
+
+
+Feed = Callable[[int], Iterator[MicroBatch]]
+"""From the index of the next sample to the micro-batches from there on, without end."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run needs beyond its averaged weights to go on: tensors by name, and plain numbers."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, float | int | None]
+
+
+class Hook(Protocol):
+    """Something to do with a trainer between two steps; it must leave the weights alone."""
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Do it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Every:
+    """A hook after every so many training steps."""
+
+    steps: int
+    hook: Hook
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What happens around the steps: saving, reporting, and anything else."""
+
+    save: Hook | None = None
+    report: Callable[[Report], None] | None = None
+    others: Sequence[Every] = field(default_factory=tuple)
+
+
+class Trainer:
+    """Trains a model on a feed of data with an objective.
+
+        trainer = Trainer(model, objective, feed, optimiser=optimiser, ema=ema, runtime=runtime, config=config)
+        finished = trainer.fit()
+
+    `teacher` is the network that objectives with a teacher ask: the moving average unless another is given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        feed: Feed,
+        *,
+        optimiser: Optimiser,
+        ema: EMA,
+        runtime: Runtime,
+        config: TrainerConfig,
+        teacher: TrainableDenoiser | None = None,
+        hooks: Hooks | None = None,
+    ):
+        self.model, self.objective, self.feed = model, objective, feed
+        self.optimiser, self.ema, self.runtime, self.config = optimiser, ema, runtime, config
+        self.teacher: TrainableDenoiser = ema.module if teacher is None else teacher  # type: ignore[assignment]
+        self.hooks = hooks or Hooks()
+        self.alarm = EntropyAlarm(config.entropy_alarm)
+        self.training_step = self.next_sample = self.tokens = 0
+        self.last_loss = math.nan
+        self._saved_step = -1
+        self._tally, self._seconds = Tally(), 0.0
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def fit(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Train to the last step and save; True if it came that far, False if `stop` said to save and end before."""
+        self._learn_reference()
+        portions = self.feed(self.next_sample)
+        while self.training_step < self.config.steps:
+            if stop():
+                self._save()
+                return False
+            started = time.perf_counter()
+            self._train_step(portions)
+            self._seconds += time.perf_counter() - started
+            self._between_steps()
+        self._save()
+        return True
+
+    def _train_step(self, portions: Iterator[MicroBatch]) -> None:
+        """One step of the optimiser: gradients of all portions, clipped; weights, then their average."""
+        self.model.train()
+        self.optimiser.forget()
+        seen: list[MicroBatch] = []
+        losses: list[float] = []
+        for _ in range(self.config.accumulate):
+            portion = next(portions)
+            seen.append(portion)
+            outcome = self._outcome(portion)
+            losses.append(outcome.logs["loss"])
+            if not math.isfinite(losses[-1]):
+                raise self._diverged(f"the loss is {losses[-1]}", _broken_samples(portion, outcome))
+            (outcome.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
+            self._tally.add(outcome, portion.batch.x_1.numel())
+        norm = self.optimiser.clip()
+        if not math.isfinite(norm):
+            raise self._diverged(f"the gradient's norm is {norm}", torch.cat([part.samples for part in seen]).tolist())
+        self.optimiser.step(self.training_step)
+        self.ema.update(self.model, self.training_step)
+        self._tally.norms.append(norm)
+        self._tally.steps += 1
+        self.last_loss = sum(losses) / len(losses)
+        self.tokens += sum(part.batch.x_1.numel() for part in seen)
+        self.training_step += 1
+        self.next_sample = seen[-1].next_sample
+
+    def _outcome(self, portion: MicroBatch) -> Outcome:
+        self.runtime.seed_dropout(self.config.seed, self.training_step, sample=int(portion.samples[0]))
+        noise = Noise(self.config.seed, portion.samples)
+        batch = _moved(portion.batch, self.runtime.device)
+        with self.runtime.autocast():
+            return self.objective(
+                self.model,  # type: ignore[arg-type]
+                batch,
+                noise,
+                training_step=self.training_step,
+                ema=self.teacher,
+            )
+
+    def _between_steps(self) -> None:
+        if self.training_step % self.config.log_every == 0 or self.training_step == self.config.steps:
+            self._report()
+        for other in self.hooks.others:
+            if self.training_step % other.steps == 0:
+                other.hook(self)
+        if self.training_step % self.config.save_every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self.hooks.save is not None and self._saved_step != self.training_step:
+            self.hooks.save(self)
+        self._saved_step = self.training_step
+
+    def _diverged(self, what: str, samples: list[int]) -> ValueError:
+        self.optimiser.forget()
+        shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
+        return ValueError(
+            f"{what} at training step {self.training_step}, on the samples {shown}; what was saved before is whole: "
+            "lower optim.lr or lengthen optim.warmup and run again"
+        )
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        tally, seconds = self._tally, max(self._seconds, 1e-9)
+        self._tally, self._seconds = Tally(), 0.0
+        if not tally.steps:
+            return
+        means = tally.means()
+        report = Report(
+            training_step=self.training_step,
+            loss=means["loss"],
+            learning_rate=self.optimiser.learning_rate(self.training_step - 1),
+            grad_norm=sum(tally.norms) / len(tally.norms),
+            tokens=self.tokens,
+            tokens_per_second=tally.tokens / seconds,
+            seconds_left=(self.config.steps - self.training_step) * seconds / tally.steps,
+            logs=means,
+            loss_by_h_t=tally.loss_by_h_t(),
+            alarm=self.alarm.check(means.get("target_entropy")),
+        )
+        if self.hooks.report is not None:
+            self.hooks.report(report)
+
+    @torch.no_grad()
+    def _learn_reference(self) -> None:
+        """Measure the student's own entropy at the start, once in the life of a run."""
+        objective = own_entropy(self.objective)
+        if objective is None or self.alarm.reference is not None or self.training_step:
+            return
+        portions, found = self.feed(self.next_sample), []
+        student: TrainableDenoiser = self.model.eval()  # type: ignore[assignment]
+        for _ in range(_REFERENCE_BATCHES * self.config.accumulate):
+            portion = next(portions)
+            noise = Noise(self.config.seed, portion.samples)
+            batch = _moved(portion.batch, self.runtime.device)
+            with self.runtime.autocast():
+                logs = objective(student, batch, noise, training_step=0, ema=student).logs
+            found += [logs["target_entropy"]] if "target_entropy" in logs else []
+        self.alarm.reference = sum(found) / len(found) if found else None
+
+    # --- its state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> TrainingState:
+        """Everything but the averaged weights, which are `ema.module`'s."""
+        weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        moments = {f"optimiser.{name}": value for name, value in self.optimiser.state().items()}
+        numbers: dict[str, float | int | None] = {
+            "training_step": self.training_step,
+            "next_sample": self.next_sample,
+            "tokens": self.tokens,
+            "entropy_reference": self.alarm.reference,
+        }
+        return TrainingState({**weights, **moments}, numbers)
+
+    def load(self, state: TrainingState) -> None:
+        """Take up a state; the averaged weights are the caller's to load."""
+        try:
+            self.model.load_state_dict(_under("model.", state.tensors))
+        except RuntimeError as error:
+            raise ValueError(f"this training state is another model's: {error}; start a new run") from error
+        self.optimiser.load(_under("optimiser.", state.tensors))
+        numbers = state.numbers
+        self.training_step = self._saved_step = int(numbers["training_step"] or 0)
+        self.next_sample, self.tokens = int(numbers["next_sample"] or 0), int(numbers["tokens"] or 0)
+        self.alarm.reference = numbers["entropy_reference"]
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    moved = {
+        name: None if value is None else value.to(device, non_blocking=True)
+        for name, value in (("x_0", batch.x_0), ("real", batch.real), ("given", batch.given))
+    }
+    return replace(batch, x_1=batch.x_1.to(device, non_blocking=True), **moved)  # type: ignore[arg-type]
+
+
+def _broken_samples(portion: MicroBatch, outcome: Outcome) -> list[int]:
+    """The samples whose own loss is not finite; all of them where each one's is."""
+    broken = ~torch.isfinite(outcome.sample_loss.cpu())
+    chosen: list[int] = portion.samples[broken if bool(broken.any()) else slice(None)].tolist()
+    return chosen

@@ -1,0 +1,125 @@
+"""The training commands as a user gives them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fsdfm.checkpoint import load_model
+from fsdfm.cli import app
+from fsdfm.data import Corpus
+from small_runs import write_recipe
+from test_convert import STORIES, Llama, write_vocabulary
+
+runner = CliRunner()
+COMMAND = [sys.executable, "-m", "fsdfm"]
+ENVIRONMENT = {**os.environ, "COLUMNS": "200"}
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+
+
+def test_train_trains(tmp_path):
+    recipe = write_recipe(tmp_path)
+    result = runner.invoke(app, ["train", str(recipe), f"out={tmp_path / 'run'}", "train.steps=4"])
+    assert result.exit_code == 0, result.output
+    assert "finished, training step 4" in result.stdout
+    assert load_model(tmp_path / "run").facts["training_step"] == 4
+
+
+def test_prepare_makes_a_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("one<|end|>two")
+    arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "corpus"), "--tokenizer", "bytes"]
+    for _ in range(2):
+        result = runner.invoke(app, [*arguments, "--separator", "<|end|>"])
+        assert result.exit_code == 0, result.output
+        assert "2 documents, 8 tokens" in result.stdout
+    assert len(Corpus.open(tmp_path / "corpus")) == 8
+
+
+def test_convert_makes_a_parent(tmp_path):
+    Llama().write(tmp_path / "model.bin")
+    vocabulary = write_vocabulary(tmp_path / "tokenizer.bin")
+    (tmp_path / "stories.txt").write_text("\n".join(STORIES * 9))
+    arguments = ["convert", str(tmp_path / "model.bin"), "--out", str(tmp_path / "parent"), "--half"]
+    arguments += ["--tokenizer", str(vocabulary), "--texts", str(tmp_path / "stories.txt")]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    bundle = load_model(tmp_path / "parent")
+    assert bundle.tokenizer.decode(bundle.tokenizer.encode(STORIES[1])) == STORIES[1]
+    recipe = tmp_path / "child.toml"
+    recipe.write_text(
+        f"""
+        out = "{tmp_path / "child"}"
+        data = {{ inputs = ["{tmp_path / "stories.txt"}"], length = 16 }}
+        model = {{ parent = "{tmp_path / "parent"}" }}
+        objective = {{ kind = "fewstep", teacher = "chained" }}
+        train = {{ steps = 2, batch_size = 4 }}
+        runtime = {{ device = "cpu", threads = 1 }}
+        """
+    )
+    result = runner.invoke(app, ["train", str(recipe)])
+    assert result.exit_code == 0, result.output
+    child = load_model(tmp_path / "child")
+    assert (child.bos_id, child.model.config.conditioning, child.model.config.next_token) == (1, "step", True)
+    again = runner.invoke(app, arguments)
+    assert isinstance(again.exception, ValueError)
+    assert "not empty" in str(again.exception)
+
+
+def test_help_explains_the_commands():
+    for command, words in (("train", "recipe"), ("prepare", "--tokenizer"), ("convert", "--min-count")):
+        assert words in runner.invoke(app, [command, "--help"], env=ENVIRONMENT).stdout.lower()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train.stpes=3"], "error: train.stpes is not a key of a recipe; did you mean train.steps?"),
+        (["out=/proc/nowhere"], "error: cannot write to /proc/nowhere"),
+        (["data.length=100000"], "error: length is 100000; allowed are 1 <= length <="),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    recipe = write_recipe(tmp_path)
+    result = run("train", str(recipe), f"out={tmp_path / 'run'}", *arguments)
+    assert result.returncode == 2
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("tokenize")]
+    assert len(lines) == 1
+    assert lines[0].startswith(sentence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_saves_and_ends_well(tmp_path, number):
+    recipe = write_recipe(tmp_path)
+    arguments = ["train.steps=150", "train.save_every=1000", "train.log_every=1"]
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "train", str(recipe), f"out={out}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"stopped and saved; the same command goes on" in said
+    assert len(list((out / "checkpoints").iterdir())) == 1
+    again = runner.invoke(app, ["train", str(recipe), f"out={out}", *arguments])
+    assert again.exit_code == 0
+    runner.invoke(app, ["train", str(recipe), f"out={tmp_path / 'whole'}", *arguments])
+    for name in ("model.safetensors", "training.safetensors"):
+        one, two = (
+            load_file(folder / "checkpoints" / "step-0000000150" / name) for folder in (out, tmp_path / "whole")
+        )
+        assert all(torch.equal(value, two[key]) for key, value in one.items())

@@ -1,0 +1,462 @@
+import io
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from fsdfm import run as module
+from fsdfm.checkpoint import load_model
+from fsdfm.config import DataConfig, load_recipe, recipe_names
+from fsdfm.data import PairHeader, PairWriter
+from fsdfm.flow import Grid, MaskSource
+from fsdfm.learn.couple import Coupler, couple
+from fsdfm.learn.journal import JsonLines, duration, tensorboard
+from fsdfm.learn.objective import FewStepObjective, PathObjective
+from fsdfm.learn.optim import WithoutDropout
+from fsdfm.model import DiT
+from fsdfm.run import make_objective, make_path, model_config, prepare_corpus, train
+from fsdfm.runtime import Runtime, RuntimeConfig
+from small_runs import train_quietly, write_recipe
+from test_convert import STORIES, Llama, write_vocabulary
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return write_recipe(tmp_path)
+
+
+def train_silently(recipe, *overrides):
+    console = Console(file=io.StringIO(), width=200)
+    result = train(recipe, list(overrides), console=console)
+    return result, console.file.getvalue()
+
+
+def tensors(run):
+    """All that a run's last checkpoint holds, training state included."""
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    return {name: load_file(last / name) for name in ("model.safetensors", "training.safetensors")}
+
+
+def assert_same(one, two):
+    first, second = tensors(one), tensors(two)
+    for file in first:
+        assert first[file].keys() == second[file].keys()
+        for name, value in first[file].items():
+            assert torch.equal(value, second[file][name]), name
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_down_what_it_did(recipe, tmp_path):
+    out = tmp_path / "run"
+    result, said = train_silently(recipe, f"out={out}", "sample.every=6", "sample.steps=2")
+    assert (result.folder, result.training_step, result.finished) == (out, 12, True)
+    assert "step 12  loss" in said
+    assert "tokens/s" in said
+    assert load_recipe(out / "recipe.toml").train.steps == 12
+    assert {"commit", "versions"} == set(json.loads((out / "run.json").read_text()))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["training_step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [(line["training_step"], len(line["texts"])) for line in samples] == [(6, 2), (12, 2)]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-0000000009", "step-0000000012"]
+    bundle = load_model(out)
+    assert bundle.budgets is None
+    assert bundle.facts["training_step"] == 12
+    assert bundle.facts["objective"]["kind"] == "path"
+    assert bundle.length == 16
+
+
+def test_a_child_starts_as_its_parent_and_knows_its_budgets(recipe, tmp_path):
+    parent = tmp_path / "parent"
+    train_silently(recipe, f"out={parent}")
+    few = write_recipe(tmp_path, kind="fewstep")
+    changes = ["model.preset=none", "model.width=none", "model.num_blocks=none", "model.num_heads=none"]
+    changes += ["model.cond_width=none", "data.tokenizer=none", f"model.parent={parent}", f"out={tmp_path / 'child'}"]
+    start = module._start(load_recipe(few, changes), tmp_path / "child")
+    inputs = torch.zeros(2, 16, dtype=torch.int64), torch.tensor([0.1, 0.7]), torch.tensor([0.25, 2.0**-10])
+    before = load_model(parent).model
+    assert torch.equal(start.model.eval()(*inputs), before(*inputs))
+    result, _ = train_silently(few, *changes)
+    assert result.finished
+    child = load_model(tmp_path / "child")
+    assert child.budgets == tuple(2**k for k in range(11))
+    assert child.model.config.conditioning == "step"
+    assert child.tokenizer.hash == load_model(parent).tokenizer.hash
+    with pytest.raises(ValueError, match=r"model\.width is set, but model\.parent decides it"):
+        train_silently(few, *changes, f"out={tmp_path / 'x'}", "model.width=32")
+    with pytest.raises(ValueError, match="make \\[flow\\] what the parent was trained with"):
+        train_silently(few, *changes, f"out={tmp_path / 'x'}", "flow.exponent=2")
+    (tmp_path / "other.txt").write_text("Some other text about dogs and their many friends. " * 40)
+    config = DataConfig(inputs=(str(tmp_path / "other.txt"),), tokenizer="bpe:270")
+    other = prepare_corpus(config, tmp_path / "other").folder
+    with pytest.raises(ValueError, match="leave it out to use the parent's"):
+        train_silently(few, *changes, f"out={tmp_path / 'x'}", f"data.tokenizer={other}")
+
+
+def test_a_mask_source_has_one_token_more(recipe, tmp_path):
+    train_silently(recipe, f"out={tmp_path / 'run'}", "flow.source=mask", "sample.every=12", "sample.steps=2")
+    bundle = load_model(tmp_path / "run")
+    assert bundle.path.source == MaskSource(258)
+    assert bundle.model.config.vocab_size == 258
+
+
+def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
+    Llama().write(tmp_path / "model.bin")
+    write_vocabulary(tmp_path / "tokenizer.bin")
+    (tmp_path / "stories.txt").write_text("\n".join(STORIES * 5))
+    changes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width")]
+    changes += ["data.tokenizer=none", f"data.inputs={tmp_path / 'stories.txt'}", f"data.corpus={tmp_path / 'llama'}"]
+    changes += [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
+    changes += ["sample.every=4", "sample.steps=2", f"out={tmp_path / 'run'}"]
+    train_silently(recipe, *changes)
+    bundle = load_model(tmp_path / "run")
+    assert bundle.model.config.next_token
+    assert bundle.bos_id == 1
+    feed = module.make_feed(module.data.Blocks(module.data.Corpus.open(tmp_path / "llama"), 8), 4, bos_id=1)
+    batch = next(feed(0)).batch
+    assert bool((batch.x_1[:, 0] == 1).all())
+    assert batch.given[:, 0].all()
+    assert int(batch.given.sum()) == 4
+    with pytest.raises(ValueError, match="is not a file"):
+        train_silently(recipe, *changes, "model.llama2c=nothing.bin", f"out={tmp_path / 'x'}")
+    with pytest.raises(ValueError, match="has no mask token"):
+        train_silently(recipe, *changes, "flow.source=mask", f"out={tmp_path / 'x'}")
+
+
+def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
+    """Discrete reflow: the other end of each row is the noise that the parent made it of."""
+    parent = tmp_path / "parent"
+    train_silently(recipe, f"out={parent}")
+    bundle = load_model(parent)
+    coupler = Coupler(bundle.path, 16, Grid.uniform(4))
+    with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
+        list(couple(bundle.model, coupler, writer, num_pairs=20))
+    child = tmp_path / "child.toml"
+    child.write_text(
+        f"""
+        out = "{tmp_path / "child"}"
+        data = {{ pairs = "{tmp_path / "pairs"}", length = 16 }}
+        model = {{ parent = "{parent}" }}
+        train = {{ steps = 3, batch_size = 4 }}
+        runtime = {{ device = "cpu", threads = 1 }}
+        """
+    )
+    result, _ = train_silently(child)
+    assert result.finished
+    assert load_model(tmp_path / "child").facts["data"] == {"pairs": str(tmp_path / "pairs")}
+    x_0 = next(module.make_feed(module.data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
+    assert x_0.x_0.shape == (4, 16)
+    assert bool(x_0.given[:, 0].all())
+    with pytest.raises(ValueError, match=r"rows of 16 of 257 tokens, the recipe and its parent have 8 of 257"):
+        train_silently(child, "data.length=8", f"out={tmp_path / 'x'}")
+    with pytest.raises(ValueError, match=r"model\.parent: nowhere is not a folder"):
+        train_silently(child, "model.parent=nowhere", f"out={tmp_path / 'x'}")
+
+
+def test_short_rows_are_scored_where_they_are_real(recipe, tmp_path):
+    result, _ = train_silently(recipe, f"out={tmp_path / 'run'}", "data.short_share=0.5", "data.shortest=4")
+    assert result.finished
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_its_objects(name):
+    recipe = load_recipe(name)
+    path = make_path(recipe.flow, 50257 if name.startswith("paper") else 2048)
+    objective = make_objective(recipe.objective, path)
+    assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
+    parent = load_recipe(name.replace("fewstep", "dfm"))
+    with torch.device("meta"):
+        model = DiT(model_config(parent, path.source.vocab_size))
+        if recipe.model.parent is not None:
+            model = model.step_aware()
+    assert model.config.dropout == parent.model.dropout
+    sizes = {"170m": 169.6e6, "1300m": 1.331e9, "1700m": 1.705e9}
+    for size, count in sizes.items():
+        if f"-{size}-" in name:
+            assert sum(p.numel() for p in model.parameters()) == pytest.approx(count, rel=2e-3)
+
+
+def test_a_student_can_teach_itself(tmp_path):
+    few = write_recipe(tmp_path, kind="fewstep")
+    recipe = load_recipe(few, [f"out={tmp_path / 'run'}", "objective.network=student"])
+    bundle = module._start(recipe, tmp_path / "run")
+    rows = module.make_rows(recipe, bundle, tmp_path / "run")
+    trainer = module.make_trainer(recipe, bundle, rows, runtime=Runtime(RuntimeConfig(device="cpu")))
+    assert isinstance(trainer.teacher, WithoutDropout)
+    assert trainer.teacher.model is trainer.model
+    assert trainer.fit()
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["path", "fewstep"])
+def test_the_same_command_goes_on_where_it_was(tmp_path, kind):
+    recipe = write_recipe(tmp_path, kind=kind)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_silently(recipe, f"out={whole}")
+    calls = []
+
+    def stop_at(step):
+        def stopping(self, portions, train_step=module.Trainer._train_step):
+            if self.training_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            train_step(self, portions)
+            calls.append(self.training_step)
+
+        return stopping
+
+    for step in (4, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module.Trainer, "_train_step", stop_at(step))
+            result, _ = train_silently(recipe, f"out={parts}")
+        assert (result.training_step, result.finished) == (step + 1, False)
+    result, said = train_silently(recipe, f"out={parts}")
+    assert "resuming" in said
+    assert result.finished
+    assert calls == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert_same(whole, parts)
+    again, _ = train_silently(recipe, f"out={parts}")
+    assert again == result
+    steps = [json.loads(line)["training_step"] for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(recipe, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for out in (whole, broken):
+        train_silently(recipe, f"out={out}")
+    file = broken / "checkpoints" / "step-0000000012" / "training.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(bytes(content))
+    result, said = train_silently(recipe, f"out={broken}")
+    assert "training.safetensors is damaged" in said
+    assert "using" in said
+    assert "resuming" in said
+    assert "at training step 9 of 12" in said
+    assert result.finished
+    (broken / "checkpoints" / "step-0000000012.damaged").rename(tmp_path / "damaged")
+    assert_same(whole, broken)
+
+
+def test_a_run_goes_on_as_it_began(recipe, tmp_path):
+    out = f"out={tmp_path / 'run'}"
+    train_silently(recipe, out)
+    with pytest.raises(ValueError, match=r"was begun with optim\.lr = 0\.01, now it is 0\.5"):
+        train_silently(recipe, out, "optim.lr=0.5")
+    result, _ = train_silently(recipe, out, "train.steps=14", "train.log_every=1", "sample.every=7", "sample.steps=1")
+    assert result.training_step == 14
+
+
+def test_nan_stops_and_leaves_the_checkpoints_whole(recipe, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    clip = module.Optimiser.clip
+    count = iter(range(100))
+    monkeypatch.setattr(module.Optimiser, "clip", lambda self: math.nan if next(count) == 7 else clip(self))
+    with pytest.raises(ValueError, match=r"norm is nan at training step 7, on the samples 56, 57, .*63;"):
+        train_silently(recipe, f"out={out}")
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000006"]
+    monkeypatch.undo()
+    train_silently(recipe, f"out={out}")
+    train_silently(recipe, f"out={tmp_path / 'whole'}")
+    assert_same(out, tmp_path / "whole")
+
+
+def test_two_runs_do_not_share_a_folder(recipe, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    with module.lock(out), pytest.raises(ValueError, match="in use by another run"):
+        train_silently(recipe, f"out={out}")
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_moments_changes_no_bit(tmp_path):
+    """Real processes, killed soon after their start, in the middle of a save, and at random moments of training."""
+    recipe = write_recipe(tmp_path, kind="fewstep")
+    arguments = ["train.steps=140", "train.save_every=2", "train.log_every=20", "sample.every=50", "sample.steps=2"]
+    context = multiprocessing.get_context("forkserver")  # forks of one process that has torch: quick to start
+    context.set_forkserver_preload(["fsdfm.run"])
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def start(out):
+        process = context.Process(target=train_quietly, args=(str(recipe), f"out={out}", *arguments))
+        process.start()
+        return process
+
+    def saved(step):
+        names = [path.name[5:15] for path in killed.glob("checkpoints/step-*")]
+        return any(int(name) >= step for name in names)
+
+    process = start(whole)
+    process.join()
+    assert process.exitcode == 0
+    moments, found = random.Random(0), []
+    for kill in range(20):
+        process = start(killed)
+        if kill % 4 == 0:
+            time.sleep(moments.uniform(0.0, 0.2))
+        else:
+            wait_until(lambda step=5 * kill: saved(step))
+            time.sleep(moments.uniform(0.0, 0.1))
+            if kill % 2:
+                wait_until(lambda: any(killed.glob("checkpoints/*.unfinished/*")))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        found += killed.glob("checkpoints/*.unfinished")
+    assert len(found) >= 5  # kills in the middle of a save
+    process = start(killed)
+    process.join()
+    assert process.exitcode == 0
+    assert_same(whole, killed)
+    assert len(list((killed / "checkpoints").iterdir())) == 2
+    lines = [json.loads(line)["training_step"] for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    assert lines == sorted(set(lines))
+    assert lines[-1] == 140
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_output_that_cannot_be_written(recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "run", "/proc/run"):
+        with pytest.raises(ValueError, match="cannot write to .*; choose a folder you may write to"):
+            train_silently(recipe, f"out={out}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("", "the corpus is empty"), ("short", r"length is 16; allowed are 1 <= length <= 6")],
+    ids=["empty", "short"],
+)
+def test_too_little_text(tmp_path, text, sentence):
+    recipe = write_recipe(tmp_path, text=text)
+    with pytest.raises(ValueError, match=sentence):
+        train_silently(recipe, f"out={tmp_path / 'run'}")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_text_that_is_not_utf8(recipe, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"caf\xe9 " * 50)
+    with pytest.raises(ValueError, match=r"text\.txt"):
+        train_silently(recipe, f"out={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("objective.teacher=rk3", r"objective\.teacher is 'rk3'; allowed are rk2, rk4.*did you mean"),
+        ("objective.weights=TB-30", "allowed are TB-10, TB-20"),
+        ("objective.smallest_h=3", "allowed are -30 .. 0"),
+        ("model.parent=x", r"the recipe has model\.preset and model\.parent"),
+        ("model.preset=none", "the recipe has none of them"),
+        ("data.pairs=x", "name it as model.parent"),
+        ("model.preset=huge", "allowed are tiny, 170m"),
+        ("data.tokenizer=none", r"data\.tokenizer is missing"),
+        ("data.tokenizer=klingon", "allowed are bytes, gpt2"),
+        ("data.inputs=[]", "data.inputs is empty and"),
+        ("data.inputs=gone.txt", "gone.txt is not a file"),
+        ("runtime.device=cuda:77", "try auto or cpu"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, override, sentence):
+    recipe = write_recipe(tmp_path, kind="fewstep")
+    with pytest.raises(ValueError, match=sentence):
+        train_silently(recipe, f"out={tmp_path / 'run'}", override)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_tokenizer_is_trained_once(tmp_path, monkeypatch):
+    write_recipe(tmp_path)
+    config = DataConfig(inputs=(str(tmp_path / "text.txt"),), tokenizer="bpe:300")
+    with pytest.MonkeyPatch.context() as patch:  # interrupted after the training of the tokenizer
+        patch.setattr(module.data, "prepare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(config, tmp_path / "bpe")
+    monkeypatch.setattr(module.data, "make_tokenizer", lambda *_: pytest.fail("trained again"))
+    corpus = prepare_corpus(config, tmp_path / "bpe")
+    assert corpus.header.vocab_size == 300
+    assert len(prepare_corpus(config, tmp_path / "bpe")) == len(corpus)
+    assert len(prepare_corpus(DataConfig(inputs=()), tmp_path / "bpe")) == len(corpus)
+    assert not list(tmp_path.glob("bpe.*"))
+    with pytest.raises(ValueError, match="was made with 300 tokens, not with bpe:310"):
+        prepare_corpus(DataConfig(inputs=config.inputs, tokenizer="bpe:310"), tmp_path / "bpe")
+
+
+def test_metrics_forget_what_a_resumed_run_says_again(tmp_path):
+    file = JsonLines(tmp_path / "metrics.jsonl")
+    file.rewind(5)
+    for step in (2, 4, 6):
+        file.write({"training_step": step})
+    with file.path.open("a") as end:
+        end.write('{"training_st')  # the process died here
+    file.rewind(4)
+    assert [json.loads(line)["training_step"] for line in file.path.read_text().splitlines()] == [2, 4]
+    with pytest.raises(ValueError, match="cannot write"):
+        JsonLines(tmp_path / "gone" / "metrics.jsonl").write({})
+
+
+def test_durations_are_said_as_people_say_them():
+    times = [3, 75, 3600, 5 * 3600 + 600, 90000]
+    assert [duration(t) for t in times] == ["3 s", "1 min 15 s", "1 h 0 min", "5 h 10 min", "1 d 1 h"]
+
+
+def test_importing_the_package_stays_light():
+    code = "import fsdfm, sys; assert not {'rich.progress', 'tomlkit', 'safetensors'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_bar_on_a_terminal(recipe, tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    train(recipe, [f"out={tmp_path / 'run'}"], console=console)
+    said = console.file.getvalue()
+    assert "12/12" in said
+    assert "tokens/s" in said
+
+
+def test_tensorboard_where_it_is_installed(recipe, tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    train_silently(recipe, f"out={tmp_path / 'run'}")
+    assert ("loss", 12) in written
+    assert any(name.startswith("loss_by_h_t/2^-10/") for name, _ in written)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert tensorboard(tmp_path) is None
