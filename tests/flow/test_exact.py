@@ -237,7 +237,7 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
 
 
 def test_the_uniform_source_remembers_where_it_came_from():
-    """FACTS 1b: two tokens, fair data, one position: P(X_1 = x | X_0 = x) = (1 + 1/e)/2, not 1/2."""
+    """Two tokens, fair data, one position: P(X_1 = x | X_0 = x) = (1 + 1/e)/2, not 1/2."""
     path = Path(UniformSource(2))
     exact = ExactDenoiser(path, p_1=torch.tensor([0.5, 0.5], dtype=torch.float64))
     joint = sampler_law(exact, path, torch.eye(2, dtype=torch.float64), grid=Grid.uniform(2000), jump=ExactJump())

@@ -73,7 +73,7 @@ def test_policies_weigh_as_the_paper_lists_them():
     assert POLICIES["TB-20"](h, 0).tolist() == [20] + [1] * 10
     assert POLICIES["PU"](h, 0).tolist() == [1] * 11
     assert POLICIES["G"](h, 0).tolist() == [2.0**k for k in range(10, -1, -1)]
-    # the share of samples that take the path loss: FACTS 5
+    # the share of samples that take the path loss
     shares = {name: round(100 * float(policy.probabilities(h)[0])) for name, policy in POLICIES.items()}
     assert shares == {"TB-10": 50, "TB-20": 67, "PU": 9, "G": 50, "AG": 50}
 

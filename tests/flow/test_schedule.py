@@ -75,7 +75,7 @@ def test_the_papers_schedule():
     linear = PolynomialSchedule()
     assert float(linear.scalar(0.75)) == pytest.approx(4)
     assert float(linear.mean_scalar(0.5, 0.75)) == pytest.approx(math.log(2) / 0.25)
-    # FACTS 4: gbar/g at t = 1 - k h is k ln(k / (k-1))
+    # gbar/g at t = 1 - k h is k ln(k / (k-1))
     assert float(linear.mean_scalar(0, 1 / 8) / linear.scalar(0)) == pytest.approx(8 * math.log(8 / 7))
     assert float(linear.mean_scalar(6 / 8, 7 / 8) / linear.scalar(6 / 8)) == pytest.approx(2 * math.log(2))
 
