@@ -21,10 +21,10 @@ demo: $(STAMP) ## the main job on what ships with the package; writes demo/
 	$(BIN)/fsdfm checkerboard --out demo
 
 test: $(STAMP) ## all tests with coverage
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest --numprocesses auto --cov --cov-report=term
 
 test-fast: $(STAMP) ## the fast suite only
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest --numprocesses auto -m 'not slow'
 
 check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/ruff format --check .

@@ -27,6 +27,7 @@ class Coupling(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class IndependentCoupling:
     """pi(x_0, x_1) = p_0(x_0) p_1(x_1): noise that knows nothing of the data (the default)."""
 
