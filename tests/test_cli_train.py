@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fsdfm.checkpoint import load_model
 from fsdfm.cli import app
-from fsdfm.data import Corpus
+from fsdfm.data import Corpus, Pairs
 from small_runs import write_recipe
 from test_convert import STORIES, Llama, write_vocabulary
 
@@ -72,6 +72,29 @@ def test_convert_makes_a_parent(tmp_path):
     again = runner.invoke(app, arguments)
     assert isinstance(again.exception, ValueError)
     assert "not empty" in str(again.exception)
+
+
+def test_couple_keeps_pairs_and_goes_on(tmp_path):
+    recipe = write_recipe(tmp_path)
+    assert runner.invoke(app, ["train", str(recipe), f"out={tmp_path / 'parent'}", "train.steps=2"]).exit_code == 0
+    arguments = [
+        "couple",
+        str(tmp_path / "parent"),
+        "--out",
+        str(tmp_path / "pairs"),
+        "--steps",
+        "3",
+        "--batch-size",
+        "2",
+    ]
+    assert runner.invoke(app, [*arguments, "--num", "3"]).exit_code == 0
+    first = Pairs(tmp_path / "pairs").tokens[:3].tolist()
+    assert runner.invoke(app, [*arguments, "--num", "5"]).exit_code == 0
+    pairs = Pairs(tmp_path / "pairs")
+    assert (len(pairs), pairs.tokens[:3].tolist()) == (5, first)
+    other = runner.invoke(app, [*arguments, "--num", "5", "--seed", "1"])
+    assert isinstance(other.exception, ValueError)
+    assert "other pairs" in str(other.exception)
 
 
 def test_help_explains_the_commands():

@@ -104,6 +104,26 @@ def convert(
 
 
 @app.command()
+def couple(
+    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    out: OutOption,
+    num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
+    steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
+    length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
+    jump: Annotated[str, typer.Option(help="exact, single, instant or stratified.")] = "exact",
+    seed: SeedOption = 0,
+    batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
+) -> None:
+    """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
+    from fsdfm.run import make_pairs
+
+    count = make_pairs(
+        parent, out, num_pairs=num, steps=steps, length=length, jump=jump, seed=seed, batch_size=batch_size
+    )
+    console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def checkerboard(
     out: OutOption,
     seed: SeedOption = 0,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
+from rich.progress import Progress
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import (
@@ -44,6 +45,7 @@ from fsdfm.config import (
 )
 from fsdfm.convert import convert_llama2c
 from fsdfm.flow.grid import MirroredWeights
+from fsdfm.learn.couple import Coupler, couple
 from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
 from fsdfm.learn.objective import (
     Batch,
@@ -65,7 +67,17 @@ from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, commit, lock, stop_on_signal, versions
 
-__all__ = ["Result", "convert", "make_objective", "make_path", "make_rows", "make_trainer", "prepare_corpus", "train"]
+__all__ = [
+    "Result",
+    "convert",
+    "make_objective",
+    "make_pairs",
+    "make_path",
+    "make_rows",
+    "make_trainer",
+    "prepare_corpus",
+    "train",
+]
 
 _T = TypeVar("_T")
 
@@ -396,6 +408,41 @@ def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half:
     bundle = _from_llama2c(section, config, seed=0)
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
     return bundle
+
+
+# --- coupled pairs ----------------------------------------------------------------------------------------------------
+
+
+def make_pairs(
+    parent: str | Path,
+    out: str | Path,
+    *,
+    num_pairs: int,
+    steps: int = 64,
+    length: int | None = None,
+    jump: str = "exact",
+    seed: int = 0,
+    batch_size: int = 16,
+    console: Console | None = None,
+) -> int:
+    """Let a parent run for many steps and keep its pairs (x_0, x_1): discrete reflow's data; resumable.
+
+    Train on them with `model.parent` the same parent and `data.pairs` the folder.
+    """
+    bundle = load_model(parent)
+    rule = _named(flow.JUMPS, jump, "jump")
+    length = length or bundle.length
+    coupler = Coupler(bundle.path, length, flow.Grid.uniform(steps), jump=rule, seed=seed, first_token=bundle.bos_id)
+    weights = hashlib.sha256()
+    for name, value in sorted(bundle.model.state_dict().items()):
+        weights.update(name.encode() + value.cpu().numpy().tobytes())
+    about = {"parent": weights.hexdigest(), "steps": steps, "jump": jump, "seed": seed}
+    header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
+    with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
+        task = progress.add_task("couple", total=num_pairs, completed=writer.count)
+        for count in couple(bundle.model.eval(), coupler, writer, num_pairs=num_pairs, batch_size=batch_size):
+            progress.update(task, completed=count)
+        return writer.count
 
 
 # --- the run's folder -------------------------------------------------------------------------------------------------

@@ -72,6 +72,9 @@ def test_the_path_objective_is_the_mean_path_loss():
     expected = path_loss(model(x_t, t, h), batch.x_1, x_t, path.schedule.mean_scalar(t, t + h))
     assert torch.allclose(outcome.loss, expected.mean(), rtol=1e-5)
     assert torch.allclose(outcome.sample_loss, expected.mean(1), rtol=1e-4)
+    p_t = torch.softmax(model(x_t, t, h), -1).gather(-1, x_t[..., None])[..., 0]
+    exit_rate = (path.schedule.mean_scalar(t, t + h)[:, None] * (1 - p_t)).mean()
+    assert outcome.logs["exit_rate"] == pytest.approx(exit_rate.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
@@ -221,7 +224,8 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
     rows = module._Rows(x_1, x_t, path.source.movable(x_t) * weight[:, None].float(), path.source.movable(x_t))
     features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
-    losses = module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss)
+    exits = torch.zeros(x_t.numel())
+    losses = module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss, exits=exits)
     total, _ = chunked_loss(model, features, rows.weight.flatten(), losses=losses)
     (gradient,) = torch.autograd.grad(total, model.table)
     assert float(gradient.abs().max()) < 2e-6

@@ -159,7 +159,8 @@ def _path_scalar(path: Path, t: Tensor, h: Tensor) -> Tensor:
     return torch.where(end == 1, path.schedule.redraw(t, end) / h, path.schedule.mean_scalar(t, end))
 
 
-def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> ChunkLoss:
+def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss, exits: Tensor) -> ChunkLoss:
+    """The path loss a row; the rate gbar (1 - p(x_t)) at which it would leave its token is noted in `exits`."""
     x_1, x_t = rows.x_1.flatten(), rows.x_t.flatten()
     per_row = scalar.to(x_1.device, torch.float32)[:, None].expand_as(rows.x_1).flatten()
 
@@ -167,6 +168,7 @@ def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss) -> Ch
         if path.source.mask_token is not None:
             logits = _without(logits, path.source.mask_token)
         log_p_1, log_p_t = log_probs_at(logits, torch.stack([x_1[part], x_t[part]], -1)).unbind(-1)
+        exits[part] = -per_row[part] * torch.expm1(log_p_t.detach())
         return loss(log_p_1, log_p_t, x_1[part] == x_t[part], per_row[part])
 
     return losses
@@ -183,13 +185,21 @@ def _distilled_rows(path: Path, target: Target, *, temperature: float, entropies
     forbidden = path.source.mask_token
 
     def losses(logits: Tensor, part: slice) -> Tensor:
-        logits = logits / temperature if forbidden is None else _without(logits / temperature, forbidden)
+        if temperature != 1:
+            logits = logits / temperature
+        if forbidden is not None:
+            logits = _without(logits, forbidden)
         log_target = target.log_probs(part, temperature=temperature, forbidden=forbidden)
         probs = torch.exp(log_target)
         entropies[part] = -torch.where(probs > 0, probs * log_target, 0.0).sum(-1)
         return soft_cross_entropy(logits, probs) - entropies[part]
 
     return losses
+
+
+def _scored_mean(values: Tensor, rows: _Rows) -> float:
+    scored = rows.scorable.flatten()
+    return float(values[scored].mean()) if bool(scored.any()) else 0.0
 
 
 def _by_sample(per_row: Tensor, rows: _Rows, batch: int) -> Tensor:
@@ -216,9 +226,11 @@ class PathObjective:
         rows = _noised(self.path, batch, noise, t=t)
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
-        losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss)
+        exits = torch.zeros(rows.x_t.numel(), device=device)
+        losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss, exits=exits)
         total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=self.chunk)
-        return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), {"loss": float(total.detach())})
+        logs = {"loss": float(total.detach()), "exit_rate": _scored_mean(exits, rows)}
+        return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs)
 
 
 @dataclass(frozen=True)
@@ -270,16 +282,16 @@ class FewStepObjective:
             picked = chosen.nonzero()[:, 0]
             part = _pick(rows, picked.to(device))
             losses: ChunkLoss
+            noted = torch.zeros(part.x_t.numel(), device=device)
             if name == "path":
                 scalar = _path_scalar(self.path, t[picked], h[picked])
-                losses = _path_rows(self.path, part, scalar, loss=self.loss)
+                losses = _path_rows(self.path, part, scalar, loss=self.loss, exits=noted)
             else:
                 frozen = None if batch.given is None else batch.given[picked.to(device)]
                 target = self.teacher.target(
                     ema, self.path, part.x_t, t=t[picked], h=h[picked], noise=noise[picked], frozen=frozen
                 )
-                entropies = torch.zeros(part.x_t.numel(), device=device)
-                losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=entropies)
+                losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=noted)
             picked_features = features[picked.to(device)].flatten(0, 1)
             branch, per_row = chunked_loss(
                 model, picked_features, part.weight.flatten(), losses=losses, chunk=self.chunk
@@ -288,9 +300,7 @@ class FewStepObjective:
             branch_samples = _by_sample(per_row, part, len(h))
             sample_loss[picked.to(device)] = branch_samples
             logs[name + "_loss"] = float(branch_samples.mean())
-            if name == "distil":
-                scored = part.scorable.flatten()
-                logs["target_entropy"] = float(entropies[scored].mean()) if bool(scored.any()) else 0.0
+            logs["exit_rate" if name == "path" else "target_entropy"] = _scored_mean(noted, part)
         logs["loss"] = float(total.detach())
         return Outcome(total, t, h, sample_loss, logs)
 

@@ -132,10 +132,10 @@ class Target:
         """log p of the target at some rows: float32 [n, V]."""
         parts = []
         for features, weight in zip(self.features, self.weights, strict=True):
-            logits = self.model.logits_at(features[rows]).float() / temperature
+            logits = self.model.logits_at(features[rows]).float().div_(temperature)
             if forbidden is not None:
                 logits[:, forbidden] = -torch.inf
-            parts.append(torch.log_softmax(logits, -1) + torch.log(weight[rows]).float())
+            parts.append(torch.log_softmax(logits, -1).add_(torch.log(weight[rows]).float()))
         return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
 
 
