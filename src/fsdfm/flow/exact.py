@@ -21,6 +21,7 @@ __all__ = [
     "ExactDenoiser",
     "all_states",
     "generator",
+    "normalised",
     "posterior_table",
     "sampler_law",
     "total_variation",
@@ -147,9 +148,9 @@ class ExactDenoiser:
         joint = joint.reshape([vocab] * i + [vocab, vocab] + [vocab] * (self.length - 1 - i))
         joint = joint.movedim(i + 1, -1).reshape(-1, vocab)
         alone = self._weights.sum(dim=[j for j in range(self.length) if j != i]) if self.length > 1 else self._weights
-        fallback = _normalised((shows_and_is @ alone).view(vocab, vocab), torch.eye(vocab, dtype=torch.float64))
+        fallback = normalised((shows_and_is @ alone).view(vocab, vocab), torch.eye(vocab, dtype=torch.float64))
         shown = all_states(vocab, self.length)[:, i]
-        return _normalised(joint, fallback[shown])
+        return normalised(joint, fallback[shown])
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """Logits log p_{1|t}(. | x_t): float64 [B, L, V]; the step size is ignored, truth needs none."""
@@ -164,7 +165,8 @@ class ExactDenoiser:
         return torch.log(probs)
 
 
-def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
+def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
+    """Weights [..., V] as probabilities; where they are all zero, the fallback."""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), fallback)
 

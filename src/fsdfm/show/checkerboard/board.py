@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdfm.flow import Path, path_loss
+from fsdfm.flow.exact import normalised
 from fsdfm.noise import Noise, Purpose
 
 __all__ = ["Board", "CheckerboardDenoiser", "CheckerboardNetwork", "Training", "train_network"]
@@ -91,7 +92,7 @@ class CheckerboardDenoiser:
         likelihood = ((1 - kappa) * self._p_0[own, None]).expand_as(alone).scatter_add(-1, own[:, None], kappa)
         context = kappa * self._given[position, other] + (1 - kappa) * self._p_0[other, None] * alone
         stays = torch.zeros_like(alone).scatter(-1, own[:, None], 1.0)
-        probs = _normalised(likelihood * context, _normalised(likelihood * alone, stays))
+        probs = normalised(likelihood * context, normalised(likelihood * alone, stays))
         return torch.log(probs)
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -109,11 +110,6 @@ def _unpack(features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The inverse for chosen positions [N, 4]: int64 [N] three times, and the number as float64 [N, 1]."""
     own, other, position = features[:, :3].to(torch.int64).unbind(-1)
     return own, other, position, features[:, 3:]
-
-
-def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=1e-300), fallback)
 
 
 class CheckerboardNetwork(nn.Module):
