@@ -5,7 +5,13 @@ from fsdfm import ExactJump, Grid, Noise, Path, UniformSource, sample
 path = Path(UniformSource(vocab_size))
 noise = Noise(seed=0, samples=range(4))
 x_1 = sample(denoiser, path, path.source.sample(noise, 1024), grid=Grid.uniform(8), jump=ExactJump(), noise=noise)
+
+lm = fsdfm.load("runs/tiny-dfm")  # text in, text out
+lm.generate("Once upon a time", steps=8).text
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fsdfm.flow import (
     CosineSchedule,
@@ -27,6 +33,9 @@ from fsdfm.flow import (
 )
 from fsdfm.noise import Noise
 
+if TYPE_CHECKING:
+    from fsdfm.text import Generation, LanguageModel, load
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -35,8 +44,10 @@ __all__ = [
     "ExactJump",
     "ExponentialSchedule",
     "Filter",
+    "Generation",
     "Grid",
     "InstantJump",
+    "LanguageModel",
     "MaskSource",
     "MixtureSource",
     "Noise",
@@ -46,6 +57,16 @@ __all__ = [
     "StratifiedJump",
     "UniformSource",
     "__version__",
+    "load",
     "sample",
     "trajectory",
 ]
+
+_LATER = {"Generation": "fsdfm.text", "LanguageModel": "fsdfm.text", "load": "fsdfm.text"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules are imported on first use, so that `import fsdfm` stays fast."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'fsdfm' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

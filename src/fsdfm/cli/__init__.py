@@ -1,0 +1,61 @@
+"""The `fsdfm` command: a command is a function, its help is the docstring, and its logic is elsewhere.
+
+A module here holds one group of commands; this one lists them, in the order in which the help shows them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fsdfm import __version__
+from fsdfm.cli import bench, planning, reporting, studies, training, writing
+from fsdfm.cli.options import console
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fsdfm",
+    help="Few-step discrete flow matching for language.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; a `ValueError` is the user's to mend: one sentence, exit code 2, no traceback."""
+    try:
+        app()
+    except ValueError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def fsdfm(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """Few-step discrete flow matching for language."""
+    if version:
+        console.print(__version__)
+        raise typer.Exit
+
+
+for command in (
+    writing.generate,
+    writing.infill,
+    writing.repair,
+    training.train,
+    training.prepare,
+    training.convert,
+    training.couple,
+    planning.plan,
+    reporting.report,
+    studies.checkerboard,
+    studies.truth,
+):
+    app.command()(command)
+app.command("import")(training.import_weights)
+app.add_typer(bench.app, name="bench")

@@ -1,0 +1,37 @@
+"""What the commands share: options, the console, files to write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+__all__ = ["JsonOption", "OutOption", "SeedOption", "check_writable", "console", "write_json"]
+
+console = Console()
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder to write to; it is made if it is missing.")]
+SeedOption = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+
+
+def check_writable(file: Path | None) -> None:
+    """Raise before the work, not after it, where the result could not be written."""
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {file}: {error.strerror}; choose a file in a folder you may write to"
+        ) from error
+
+
+def write_json(result: dict[str, Any], file: Path | None) -> None:
+    """Write a result, if a file is named."""
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,0 +1,118 @@
+"""How generated texts leave the command line: text, JSON, and the timeline in the terminal, as HTML or as a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import typer
+from rich.console import Console
+
+from fsdfm import __version__
+from fsdfm.cli.options import check_writable, console
+
+if TYPE_CHECKING:
+    from fsdfm.show.timeline import Timeline
+    from fsdfm.text import Generation, Stream
+
+__all__ = ["Format", "Output", "plain_warnings", "watch"]
+
+Format = Literal["text", "json", "html", "png", "timeline"]
+_BY_ENDING: dict[str, Format] = {".json": "json", ".html": "html", ".htm": "html", ".png": "png"}
+
+
+class Output:
+    """Where texts go and how; what cannot be written is an error before the work, not after it."""
+
+    def __init__(self, format: Format | None, file: Path | None, *, num: int, states: bool):
+        self.file = file
+        self.format: Format = format or (_BY_ENDING.get(file.suffix.lower(), "text") if file else "text")
+        if self.format == "png" and (file is None or num > 1):
+            raise ValueError("a picture needs a file and holds one text; give --out FILE.png and --num 1")
+        if self.format == "timeline" and file is not None:
+            raise ValueError("--format timeline is for the terminal; use html or png with --out")
+        if states and self.format != "json":
+            raise ValueError(f"--states goes with --format json, not {self.format}")
+        check_writable(file)
+
+    def write(self, generations: Sequence[Generation], facts: Mapping[str, Any]) -> None:
+        """Write the texts; only they go to standard output."""
+        writers: dict[Format, Callable[[], str]] = {
+            "text": lambda: "\n---\n".join(generation.text for generation in generations) + "\n",
+            "json": lambda: _json(generations, facts),
+            "html": lambda: _html(generations, facts),
+        }
+        if self.format == "png":
+            assert self.file is not None
+            _timeline(generations[0]).save_png(self.file)
+        elif self.format == "timeline":
+            for generation in generations:
+                console.print(_timeline(generation).to_rich())
+        elif self.file is None:
+            typer.echo(writers[self.format](), nl=False)
+        else:
+            self.file.write_text(writers[self.format](), encoding="utf-8")
+
+
+def watch(stream: Stream, steps: int) -> Generation:
+    """Show a text in the terminal as it comes, and give it back when it has come."""
+    from fsdfm.show.timeline import LiveText
+
+    with LiveText(Console(stderr=True), steps, transient=sys.stdout.isatty()) as live:
+        for state in stream:
+            live.show(state.pieces, state.changed, state.step)
+    return stream.result
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings as a sentence on standard error, each once."""
+    told: set[str] = set()
+
+    def tell(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = tell
+        yield
+
+
+def _timeline(generation: Generation) -> Timeline:
+    from fsdfm.show.timeline import Timeline
+
+    return Timeline(
+        generation.pieces,
+        generation.last_changed,
+        generation.steps,
+        marked=generation.marked,
+        given=generation.given,
+    )
+
+
+def _json(generations: Sequence[Generation], facts: Mapping[str, Any]) -> str:
+    from fsdfm.runtime import commit
+
+    record = {"fsdfm": __version__, "commit": commit(), **facts}
+    record["generations"] = [generation.to_json() for generation in generations]
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _html(generations: Sequence[Generation], facts: Mapping[str, Any]) -> str:
+    from fsdfm.show.timeline import page
+
+    return page([_timeline(generation) for generation in generations], title=f"fsdfm {facts['command']}")

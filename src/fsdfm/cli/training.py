@@ -1,0 +1,111 @@
+"""Text to tokens, tokens to a model: train, prepare, convert, import, couple."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsdfm.cli.options import OutOption, SeedOption, console
+
+__all__ = ["convert", "couple", "import_weights", "prepare", "train"]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
+) -> None:
+    """Train what a recipe says; the same command again goes on where it was. Ctrl-C saves first."""
+    from fsdfm.run import train as run_recipe
+
+    result = run_recipe(recipe, overrides or [])
+    if not result.speaks:  # another process of the run does
+        return
+    state = "finished" if result.finished else "stopped and saved; the same command goes on"
+    console.print(f"{result.folder}: {state}, training step {result.training_step}", highlight=False, soft_wrap=True)
+
+
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="Text, .jsonl or .parquet files, hf:NAME, or builtin:pydoc.")],
+    out: OutOption,
+    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, bpe:SIZE (trained on the text), or a path.")] = "gpt2",
+    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
+    field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
+    max_documents: Annotated[int | None, typer.Option(help="Stop after so many documents.")] = None,
+    processes: Annotated[int, typer.Option(help="That encode text at once; the corpus is the same.", min=1)] = 1,
+) -> None:
+    """Turn text into a packed corpus of tokens; interrupted, the same command goes on."""
+    from fsdfm.config import DataConfig
+    from fsdfm.run import prepare_corpus
+
+    config = DataConfig(
+        inputs=tuple(inputs), tokenizer=tokenizer, separator=separator, field=field, max_documents=max_documents
+    )
+    corpus = prepare_corpus(config, out, processes=processes)
+    console.print(f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens", highlight=False, soft_wrap=True)
+
+
+def convert(
+    checkpoint: Annotated[str, typer.Argument(help="An autoregressive llama2.c checkpoint, legacy format (.bin).")],
+    out: OutOption,
+    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer.bin; else it stands behind the weights.")] = None,
+    texts: Annotated[list[str] | None, typer.Option(help="Keep only the tokens that these inputs use.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
+    min_count: Annotated[int, typer.Option(help="How often a token must be used to be kept.")] = 1,
+    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+) -> None:
+    """Make a denoiser of an autoregressive model: a checkpoint to train further as model.parent."""
+    from fsdfm.config import DataConfig, ModelSection
+    from fsdfm.run import convert as run_convert
+
+    section = ModelSection(llama2c=checkpoint, llama2c_tokenizer=tokenizer, min_count=min_count)
+    bundle = run_convert(section, DataConfig(inputs=tuple(texts or ()), separator=separator), out, half=half)
+    parameters = sum(p.numel() for p in bundle.model.parameters())
+    summary = f"{out}: {parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens"
+    console.print(summary, highlight=False, soft_wrap=True)
+
+
+def import_weights(
+    file: Annotated[Path, typer.Argument(help="A released checkpoint of the paper's (.pth), FS-DFM or DFM.")],
+    out: OutOption,
+    preset: Annotated[str | None, typer.Option(help="The paper's size: 0.17b, 1.3b or 1.7b.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Or a JSON file with the settings; else shapes tell.")] = None,
+    weights: Annotated[str | None, typer.Option(help="ema, raw or teacher; ema where there are any.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="gpt2, as the paper has it, or a path.")] = "gpt2",
+    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+) -> None:
+    """Make a checkpoint of the paper's released weights, to generate, evaluate and train with; runs nothing in it."""
+    from typing import cast
+
+    from fsdfm.convert import WeightsName
+    from fsdfm.run import import_weights as run_import
+
+    kind = cast(WeightsName | None, weights)  # any other word is an error there
+    bundle = run_import(file, out, preset=preset, config=config, weights=kind, tokenizer=tokenizer, half=half)
+    parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
+    console.print(
+        f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens, {bundle.facts['weights']} "
+        f"({bundle.facts['imported']['group']}), {'step-aware' if network.is_step_aware else 'not step-aware'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def couple(
+    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    out: OutOption,
+    num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
+    steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
+    length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
+    jump: Annotated[str, typer.Option(help="exact, single, instant or stratified.")] = "exact",
+    seed: SeedOption = 0,
+    batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
+) -> None:
+    """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
+    from fsdfm.run import make_pairs
+
+    count = make_pairs(
+        parent, out, num_pairs=num, steps=steps, length=length, jump=jump, seed=seed, batch_size=batch_size
+    )
+    console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)

@@ -1,0 +1,164 @@
+"""The report: tables, files for other programs and figures of some result files, in one folder."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdfm.results import Evaluation
+from fsdfm.show.quality.comparison import Comparison, judge_number
+from fsdfm.show.quality.figures import (
+    draw_change,
+    draw_frontier,
+    draw_latency,
+    draw_panels,
+    draw_quality,
+    require_plots,
+)
+from fsdfm.show.quality.metrics import metric_named
+from fsdfm.show.quality.tables import (
+    COMPARED,
+    changes_csv,
+    changes_table,
+    few_steps_table,
+    matched_table,
+    metric_table,
+    model_tables,
+    results_csv,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["report_markdown", "write_report"]
+
+DPI = 200
+ALT = {
+    "quality": "Perplexity and entropy against calls of the network",
+    "panels": "Accuracy, diversity and MAUVE against calls of the network",
+    "frontier": "Perplexity against entropy",
+    "latency": "Perplexity against seconds a sample",
+}
+
+
+def write_report(files: Sequence[Path], out: Path, *, names: Sequence[str] = ()) -> list[Path]:
+    """Write report.md, results.csv, changes.csv and the figures that the files have numbers for.
+
+    The first file is the baseline of the others. Returns what was written, the report first.
+    """
+    require_plots()
+    comparison = Comparison.read(files, names)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        figures = draw_all(comparison)
+        texts = {"report.md": report_markdown(comparison, list(figures)), "results.csv": results_csv(comparison)}
+        if len(comparison.labels) > 1:
+            texts["changes.csv"] = changes_csv(comparison)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # a name in letters the font lacks is drawn as boxes
+            for name, figure in figures.items():
+                figure.savefig(out / f"{name}.png", dpi=DPI)
+    except OSError as error:
+        raise ValueError(f"cannot write into {out}: {error.strerror}; choose a folder you may write to") from error
+    return [out / name for name in (*texts, *(f"{name}.png" for name in figures))]
+
+
+def draw_all(comparison: Comparison) -> dict[str, Figure]:
+    """Every figure that there are numbers for, by the name of its file."""
+    drawn = {
+        "quality": draw_quality(comparison),
+        "panels": draw_panels(comparison),
+        **{
+            change_name(label, number): draw_change(comparison, label)
+            for number, label in enumerate(comparison.labels[1:], start=2)
+        },
+        "frontier": draw_frontier(comparison),
+        "latency": draw_latency(comparison),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def change_name(label: str, number: int) -> str:
+    """The name of the figure of a model against the baseline."""
+    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return f"change-{number}-{slug}"[:60].rstrip("-")
+
+
+def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
+    """The whole report as Markdown; `figures` are the names of the pictures that stand beside it."""
+
+    def pictures(start: str) -> list[str]:
+        return [f"![{ALT.get(name, 'Changes by budget')}]({name}.png)\n" for name in figures if name.startswith(start)]
+
+    several = len(comparison.labels) > 1
+    parts = ["# Quality by number of steps\n", _heading(comparison), few_steps_table(comparison).to_markdown()]
+    parts += [*pictures("quality"), *pictures("panels")]
+    if several:
+        parts.append(f"## Against {comparison.labels[0]}\n")
+        for number, label in enumerate(comparison.labels[1:], start=2):
+            parts += [changes_table(comparison, label).to_markdown(), *pictures(change_name(label, number))]
+        present = comparison.metric_names()
+        metrics = [metric_named(name) for name in COMPARED if name in present]
+        parts += ["## Metric by metric\n", *(metric_table(comparison, metric).to_markdown() for metric in metrics)]
+    if (matched := matched_table(comparison)) is not None:
+        parts.append(matched.to_markdown())
+    if pictures("frontier") or pictures("latency"):
+        parts += ["## Frontier and latency\n", *pictures("frontier"), *pictures("latency")]
+    parts.append("## Model by model\n")
+    for label, evaluation in comparison.pairs:
+        tables = model_tables(label, evaluation, comparison.real_of(label))
+        parts += [table.to_markdown() for table in tables]
+        parts.append(_facts(evaluation) + "\n")
+    return "\n".join(parts)
+
+
+def _heading(comparison: Comparison) -> str:
+    lines = [
+        "Numbers in brackets are 95 % intervals. "
+        "⚑ marks a perplexity that must not be read alone: its text left the band of real text, why stands under the "
+        "table. Text that repeats itself is easy to predict.",
+        "",
+        _judge(comparison.evaluations[0].judge),
+    ]
+    care = [f"- {warning}" for warning in comparison.warnings]
+    if care:
+        lines += ["", "**Compare with care:**", "", *care]
+    return "\n".join(lines) + "\n"
+
+
+def _judge(judge: Mapping[str, Any]) -> str:
+    perplexity = metric_named("token_perplexity")
+    scale = []
+    for what, words in (("real", "real held-out text"), ("shuffled", "the same with its words shuffled")):
+        known = judge.get(what)
+        if isinstance(known, Mapping) and (number := judge_number(known.get("token_perplexity"))):
+            scale.append(f"{words} {perplexity.write(number)}")
+    said = f"; its scale (perplexity a token): {', '.join(scale)}" if scale else ""
+    dtype = f" ({judge['dtype']})" if judge.get("dtype") else ""
+    return f"Judge: {judge.get('name', 'none')}{dtype}{said}."
+
+
+def _facts(evaluation: Evaluation) -> str:
+    """What a reader needs to measure the same again, in one paragraph."""
+    known: dict[str, Any] = {
+        "parameters": _count(evaluation.model.get("num_parameters")),
+        "checkpoint": str(evaluation.model.get("checkpoint_sha256") or "")[:12],
+        **{name: evaluation.sampler.get(name) for name in ("jump", "grid", "temperature", "top_k", "top_p", "length")},
+        "held-out text": evaluation.data.get("held_out"),
+        **{name: evaluation.facts.get(name) for name in ("num_samples", "seed", "dtype", "device", "threads")},
+        "commit": str(evaluation.facts.get("commit") or "")[:12],
+        "started": evaluation.facts.get("started"),
+    }
+    said = [f"{name.replace('_', ' ')} {value}" for name, value in known.items() if value not in (None, "")]
+    if evaluation.bound is not None:
+        said.append(f"likelihood bound {metric_named('bound').write(evaluation.bound)}")
+    return f"Measured: {', '.join(said)}." if said else "The file says nothing of how it was measured."
+
+
+def _count(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else ""

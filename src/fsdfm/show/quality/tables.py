@@ -1,0 +1,328 @@
+"""The tables: every one ends with real data, and a flagged perplexity bears its flag."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdfm.results import Evaluation, Measured, Row
+from fsdfm.show.quality.comparison import REAL, Change, Comparison, Real, change, change_of_rows
+from fsdfm.show.quality.metrics import GAP, Metric, in_order, metric_named, write_number
+
+__all__ = [
+    "Table",
+    "changes_csv",
+    "changes_table",
+    "few_steps_table",
+    "matched_table",
+    "metric_table",
+    "model_tables",
+    "results_csv",
+]
+
+FLAG = "⚑"
+PAPER_BUDGETS = (1, 2, 4, 8, 16, 1024)
+COMPARED = ("token_perplexity", "entropy_bits", "distinct_2", "accuracy", "mauve")
+
+
+@dataclass
+class Notes:
+    """The reasons behind the flags of one table, each told once, under a letter."""
+
+    reasons: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def mark(self, metric: Metric, flags: tuple[str, ...]) -> str:
+        """What stands behind a number: nothing, or a flag with the letter of its reason."""
+        if not flags or not metric.is_perplexity:
+            return ""
+        return f" {FLAG}{self.reasons.setdefault(flags, _letter(len(self.reasons)))}"
+
+    def write(self, metric: Metric, metrics: Mapping[str, Measured], flags: tuple[str, ...] = ()) -> str:
+        """The metric with its interval and its mark, or a gap."""
+        measured = metrics.get(metric.name)
+        return GAP if measured is None else metric.write(measured) + self.mark(metric, flags)
+
+    def lines(self) -> tuple[str, ...]:
+        """The reasons, to stand under the table."""
+        return tuple(f"{FLAG}{letter}: {'; '.join(flags)}" for flags, letter in self.reasons.items())
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_markdown(self) -> str:
+        """The table with its title, caption and notes, in GitHub's Markdown."""
+        lines = [f"### {_escape(self.title)}", ""]
+        if self.caption:
+            lines += [self.caption, ""]
+        lines += [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
+        lines += [_line(row) for row in self.rows]
+        if self.notes:
+            lines += ["", *("<br>\n".join(map(_escape, self.notes)),)]
+        return "\n".join(lines) + "\n"
+
+
+# --- the paper's tables -----------------------------------------------------------------------------------------------
+
+
+def few_steps_table(comparison: Comparison) -> Table:
+    """The paper's tables 1 to 4: a row a model, a column a budget; perplexity / entropy / MAUVE where measured."""
+    present = comparison.metric_names()
+    perplexity = metric_named("token_perplexity" if "token_perplexity" in present else "perplexity")
+    others = [m for m in (metric_named("entropy_bits"), metric_named("mauve")) if m.name in present]
+    budgets = comparison.budgets
+    if len(budgets) > len(PAPER_BUDGETS):
+        budgets = [steps for steps in PAPER_BUDGETS if steps in budgets] or budgets[: len(PAPER_BUDGETS)]
+    notes = Notes()
+
+    def cell(metrics: Mapping[str, Measured], flags: tuple[str, ...] = ()) -> str:
+        if not any(metric.name in metrics for metric in (perplexity, *others)):
+            return GAP
+        first = perplexity.write_value(metrics.get(perplexity.name)) + notes.mark(perplexity, flags)
+        return " / ".join([first, *(metric.write_value(metrics.get(metric.name)) for metric in others)])
+
+    rows = [
+        (label, *(cell(row.metrics, row.flags) if (row := e.row(steps)) else GAP for steps in budgets))
+        for label, e in comparison.pairs
+    ]
+    rows += [(real.label, *[cell(real.metrics)] * len(budgets)) for real in comparison.reals]
+    shown = " / ".join(metric.label for metric in (perplexity, *others))
+    return Table(
+        title="Few steps",
+        header=("steps", *map(str, budgets)),
+        rows=tuple(rows),
+        caption=f"{shown[0].upper()}{shown[1:]}; the intervals stand in the tables below.",
+        notes=notes.lines(),
+    )
+
+
+def metric_table(comparison: Comparison, metric: Metric) -> Table:
+    """One metric of every model, a row a budget, with intervals; a perplexity has the entropy beside it."""
+    notes = Notes()
+    entropy = metric_named("entropy_bits")
+
+    def cell(metrics: Mapping[str, Measured], flags: tuple[str, ...] = ()) -> str:
+        beside = f" / {entropy.write_value(metrics[entropy.name])}" if _has_both(metric, metrics) else ""
+        return notes.write(metric, metrics, flags) + beside
+
+    rows = [
+        (str(steps), *(cell(row.metrics, row.flags) if (row := e.row(steps)) else GAP for e in comparison.evaluations))
+        for steps in comparison.budgets
+    ]
+    rows.append((REAL, *(cell(comparison.real_of(label).metrics) for label in comparison.labels)))
+    beside = metric.is_perplexity and entropy.name in comparison.metric_names()
+    return Table(
+        title=metric.label[0].upper() + metric.label[1:] + (f" / {entropy.label}" if beside else ""),
+        header=("steps", *comparison.labels),
+        rows=tuple(rows),
+        notes=notes.lines(),
+    )
+
+
+def _has_both(metric: Metric, metrics: Mapping[str, Measured]) -> bool:
+    return metric.is_perplexity and metric.name in metrics and "entropy_bits" in metrics
+
+
+def model_tables(label: str, evaluation: Evaluation, real: Real) -> list[Table]:
+    """All that was measured of one model: the main metrics, then the rest."""
+    names = {name for row in evaluation.plain for name in row.metrics} | set(real.metrics)
+    metrics = in_order(names)
+    parts = {label: [m for m in metrics if m.main], f"{label}: further": [m for m in metrics if not m.main]}
+    return [
+        _model_table(title, evaluation.plain, real, metrics=part, timed=n == 0)
+        for n, (title, part) in enumerate(parts.items())
+        if part or n == 0
+    ]
+
+
+def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[Metric], timed: bool) -> Table:
+    notes = Notes()
+    further: dict[str, list[str]] = {}
+    if any(row.num_calls != row.steps for row in rows):
+        further["calls"] = [str(row.num_calls) for row in rows]
+    if any(row.temperature != 1 for row in rows):
+        further["temperature"] = [f"{row.temperature:.3g}" for row in rows]
+    seconds = {"seconds a sample": [_seconds(row.seconds_per_sample) for row in rows]} if timed else {}
+    if all(text == GAP for text in seconds.get("seconds a sample", [])):
+        seconds = {}
+    body = [
+        (
+            str(row.steps),
+            *(column[n] for column in further.values()),
+            *(notes.write(metric, row.metrics, row.flags) for metric in metrics),
+            *(column[n] for column in seconds.values()),
+        )
+        for n, row in enumerate(rows)
+    ]
+    last = (metric.write(real.metrics.get(metric.name)) for metric in metrics)
+    body.append((real.label, *[GAP] * len(further), *last, *[GAP] * len(seconds)))
+    header = ("steps", *further, *(metric.label for metric in metrics), *seconds)
+    return Table(title=title, header=header, rows=tuple(body), notes=notes.lines())
+
+
+def matched_table(comparison: Comparison) -> Table | None:
+    """Perplexities at an entropy that was matched by temperature; None where none was."""
+    names = {name for e in comparison.evaluations for row in e.matched for name in row.metrics}
+    metrics = [m for m in in_order(names) if m.main]
+    notes, body = Notes(), []
+    for label, evaluation in comparison.pairs:
+        for row in evaluation.matched:
+            assert row.matched is not None
+            shown = (notes.write(metric, row.metrics, row.flags) for metric in metrics)
+            body.append((label, str(row.steps), str(row.matched.get("to", GAP)), f"{row.temperature:.3g}", *shown))
+    if not body:
+        return None
+    for real in comparison.reals:
+        cells = (metric.write(real.metrics.get(metric.name)) for metric in metrics)
+        body.append((real.label, GAP, GAP, GAP, *cells))
+    return Table(
+        title="At matched entropy",
+        header=("model", "steps", "matched to", "temperature", *(metric.label for metric in metrics)),
+        rows=tuple(body),
+        caption="The temperature is found so that the entropy equals that of what is named: lower perplexity is then "
+        "not bought with diversity.",
+        notes=notes.lines(),
+    )
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def changes_table(comparison: Comparison, other: str) -> Table:
+    """What changes from the baseline, the first model, to another, with intervals."""
+    base, evaluation = comparison.evaluations[0], comparison.evaluations[comparison.labels.index(other)]
+    common = [steps for steps in comparison.budgets if base.row(steps) and evaluation.row(steps)]
+    metrics = _compared(comparison)
+    notes = Notes()
+    body = []
+    for steps in common:
+        a, b = _row(base, steps), _row(evaluation, steps)
+        changes = [change_of_rows(a, b, m.name, relative=m.is_perplexity) for m in metrics]
+        body.append((str(steps), *(_write_change(c, m, notes) for c, m in zip(changes, metrics, strict=True))))
+    if common:
+        a, real = _row(base, common[-1]), comparison.real_of(comparison.labels[0]).metrics
+        changes = [
+            change(a.metrics.get(m.name), real.get(m.name), relative=m.is_perplexity, flags=a.flags) for m in metrics
+        ]
+        cells = (_write_change(c, m, notes) for c, m in zip(changes, metrics, strict=True))
+        body.append((f"{REAL} against {comparison.labels[0]} at {common[-1]}", *cells))
+    else:
+        body.append((REAL, *[GAP] * len(metrics)))
+    return Table(
+        title=f"{other} against {comparison.labels[0]}",
+        header=("steps", *(f"{m.label}, %" if m.is_perplexity else m.label for m in metrics)),
+        rows=tuple(body),
+        caption="Change of perplexity in per cent, of the rest as a difference, with the 95 % interval that follows "
+        "from both models' (taken as independent); **bold** where it leaves out zero.",
+        notes=notes.lines(),
+    )
+
+
+def _compared(comparison: Comparison) -> list[Metric]:
+    present = comparison.metric_names()
+    names = [name for name in COMPARED if name in present]
+    if "token_perplexity" not in present and "perplexity" in present:
+        names.insert(0, "perplexity")
+    return [metric_named(name) for name in names]
+
+
+def _row(evaluation: Evaluation, steps: int) -> Row:
+    row = evaluation.row(steps)
+    assert row is not None
+    return row
+
+
+def _write_change(c: Change | None, metric: Metric, notes: Notes) -> str:
+    if c is None:
+        return GAP
+    scale, decimals = (100, 1) if c.relative else (1, 3 if metric.decimals is None else metric.decimals)
+    value, low, high = (_signed(scale * end, decimals) for end in (c.measured.value, c.measured.low, c.measured.high))
+    text = f"{value} [{low}, {high}]" if c.measured.has_interval else value
+    return (f"**{text}**" if c.decided else text) + notes.mark(metric, c.flags)
+
+
+def _signed(value: float, decimals: int) -> str:
+    text = write_number(value, decimals)
+    return f"+{text}" if round(value, decimals) > 0 else text
+
+
+# --- files for other programs -----------------------------------------------------------------------------------------
+
+
+def results_csv(comparison: Comparison) -> str:
+    """Every row of every model, and real data: a line a row, three columns a metric."""
+    metrics = [metric.name for metric in in_order(comparison.metric_names())]
+    header = ["model", "kind", "steps", "calls", "temperature", "matched_to", "flags", "num_samples"]
+    lines: list[list[Any]] = [
+        [*header, "seconds_per_sample", *(f"{name}{end}" for name in metrics for end in ("", "_low", "_high"))]
+    ]
+    for label, evaluation in comparison.pairs:
+        kinds = {"budget": evaluation.plain, "matched": evaluation.matched, "frontier": evaluation.frontier}
+        lines += [[label, kind, *_csv_row(row, metrics)] for kind, rows in kinds.items() for row in rows]
+    for real in comparison.reals:
+        lines.append([real.label, "real", *[None] * 7, *_csv_metrics(real.metrics, metrics)])
+    return _csv(lines)
+
+
+def changes_csv(comparison: Comparison) -> str:
+    """Every change from the baseline to another model: a line a budget and metric; perplexities as shares of one."""
+    header = ["baseline", "model", "steps", "metric", "kind", "change", "low", "high", "flags"]
+    lines: list[list[Any]] = [header]
+    base, name = comparison.evaluations[0], comparison.labels[0]
+    for label, evaluation in comparison.pairs[1:]:
+        for steps in comparison.budgets:
+            a, b = base.row(steps), evaluation.row(steps)
+            for m in in_order(comparison.metric_names()):
+                found = a and b and change_of_rows(a, b, m.name, relative=m.is_perplexity)
+                if found:
+                    kind, x = "relative" if found.relative else "difference", found.measured
+                    lines.append([name, label, steps, m.name, kind, x.value, x.low, x.high, "; ".join(found.flags)])
+    return _csv(lines)
+
+
+def _csv_row(row: Row, metrics: list[str]) -> list[Any]:
+    to = None if row.matched is None else row.matched.get("to")
+    counts = [row.steps, row.num_calls, row.temperature, to, "; ".join(row.flags), row.num_samples]
+    return [*counts, row.seconds_per_sample, *_csv_metrics(row.metrics, metrics)]
+
+
+def _csv_metrics(values: Mapping[str, Measured], metrics: list[str]) -> list[Any]:
+    found = [values.get(name) for name in metrics]
+    return [end for m in found for end in ([None] * 3 if m is None else [m.value, m.low, m.high])]
+
+
+def _csv(lines: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(["" if isinstance(v, float) and math.isnan(v) else v for v in line] for line in lines)
+    return text.getvalue()
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def _seconds(seconds: float | None) -> str:
+    return GAP if seconds is None else metric_named("seconds").write_value(Measured(seconds))
+
+
+def _letter(count: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[count] if count < 26 else str(count)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_escape, cells))} |"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,266 @@
+"""The `lm` object: from a checkpoint to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from fsdfm.checkpoint import Bundle, load_model
+from fsdfm.noise import Noise, Purpose
+from fsdfm.runtime import Precision, Runtime, RuntimeConfig
+from fsdfm.text.network import Network
+from fsdfm.text.request import Begin, Damage, Request, Typist
+from fsdfm.text.result import Generation, State, pieces_of
+from fsdfm.text.settings import Options, Settings
+from fsdfm.text.walk import Walk
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ASSETS", "Corruption", "LanguageModel", "Stream", "load"]
+
+ASSETS = ("fewstep", "parent")
+_GROUP = 16  # rows on their way at a time; it changes no text
+
+
+def load(
+    path: str | Path | None = None, *, device: str = "auto", precision: Precision = "float32", threads: int = 0
+) -> LanguageModel:
+    """The language model in a folder; without one the model that ships with the package, or its "parent" by that name.
+
+    path        a checkpoint, or a run, whose newest one is taken
+    device      auto, cpu, cuda, cuda:1, mps
+    precision   float32, bfloat16, or auto: bfloat16 on a GPU that has it
+    threads     CPU threads; 0: torch's own choice
+    """
+    runtime = Runtime(RuntimeConfig(device=device, precision=precision, threads=threads))
+    bundle = load_model(_folder(path), device=runtime.device)
+    return LanguageModel(bundle, runtime=runtime)
+
+
+def _folder(path: str | Path | None) -> Path:
+    name = ASSETS[0] if path is None else str(path)
+    if name not in ASSETS or Path(name).exists():
+        return Path(name)
+    folder = Path(str(resources.files("fsdfm") / "assets" / name))
+    if not folder.is_dir():
+        what = "no embedded model" if path is None else f"no embedded model {name!r}"
+        raise ValueError(f"this build of fsdfm has {what}; name the folder of a checkpoint (in the shell: --model)")
+    return folder
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A text with some tokens replaced by noise: what a repair is tested with (the paper's appendix D.4)."""
+
+    text: str
+    tokens: tuple[int, ...]
+    original: tuple[int, ...]
+    damaged: tuple[bool, ...]
+
+    def recovered(self, tokens: Sequence[int]) -> float:
+        """The share of the damaged tokens that a repair brought back."""
+        pairs = zip(self.original, tokens, self.damaged, strict=True)
+        return sum(a == b for a, b, damaged in pairs if damaged) / sum(self.damaged)
+
+
+class Stream(Iterator[State]):
+    """The states of a text, one after the other; `result` walks to the end and is what came of it."""
+
+    def __init__(self, walk: Walk):
+        self._walk = walk
+        self.steps = walk.steps
+        self._moments = walk.run()
+
+    def __next__(self) -> State:
+        return self._walk.state(next(self._moments), 0)
+
+    @property
+    def result(self) -> Generation:
+        """The finished text."""
+        for _ in self._moments:
+            pass
+        return self._walk.results()[0]
+
+
+class LanguageModel:
+    """Text in, text out.
+
+        lm = fsdfm.load("runs/tiny-dfm")
+        print(lm.generate("Once upon a time", steps=8).text)
+
+    Every method takes the keyword arguments of `Settings`: steps, seed, temperature, top_p, top_k, jump, grid, start,
+    keep_states. A text depends on its request and the settings, never on what else is in the batch.
+
+    begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
+    """
+
+    def __init__(self, bundle: Bundle, *, runtime: Runtime | None = None):
+        self.bundle = bundle
+        self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
+        _require_finite(bundle)
+        self.network = Network(bundle.model, self.runtime)
+        self.typist = Typist(
+            bundle.tokenizer, bundle.bos_id, needs_bos=bundle.model.config.next_token, length=bundle.length
+        )
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.bundle.loaded or type(self.bundle.model).__name__}, on {self.runtime.device})"
+
+    @overload
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: None = None,
+        **options: Unpack[Options],
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: int = 1,
+        **options: Unpack[Options],
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[Options],
+    ) -> Generation | list[Generation]:
+        """Write a text: after a prompt, before a suffix, between both, or from nothing.
+
+        prompt   a text, or several
+        length   tokens in all, what is given included; the training length unless said; more takes several blocks
+        num      how many texts of each prompt; with it, or with several prompts, the answer is a list
+        """
+        single = prompt is None or isinstance(prompt, str)
+        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
+        requests = [self.typist.continuation(each, suffix, length=length, begin=begin) for each in prompts]
+        return self._answer(requests, num if single or num is not None else 1, options)
+
+    @overload
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: None = None, **options: Unpack[Options]
+    ) -> Generation: ...
+    @overload
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: int, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: int | None = None, **options: Unpack[Options]
+    ) -> Generation | list[Generation]:
+        r"""Fill the gaps of a text: `[[6]]` stands for six tokens, `\[[` for a literal `[[`."""
+        return self._answer([self.typist.gaps(text, begin=begin)], num, options)
+
+    @overload
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: None = None,
+        **options: Unpack[Options],
+    ) -> Generation: ...
+    @overload
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: int,
+        **options: Unpack[Options],
+    ) -> list[Generation]: ...
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[Options],
+    ) -> Generation | list[Generation]:
+        """Repair a text, or its tokens; `replaced` says which tokens changed.
+
+        damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
+                  anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
+                  which the model finds the text as noisy as it is (`fsdfm.text.blind`)
+        """
+        return self._answer([self.typist.damaged(text, damaged, begin=begin)], num, options)
+
+    def stream(self, asked: str | Request | None = None, **options: Unpack[Options]) -> Stream:
+        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.typist`."""
+        request = asked if isinstance(asked, Request) else self.typist.continuation(asked, None)
+        return Stream(Walk(self.bundle, self.network, [request], Settings(**options)))
+
+    def run(self, requests: Sequence[Request], **options: Unpack[Options]) -> list[Generation]:
+        """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
+        settings = Settings(**options)
+        answers: dict[int, Generation] = {}
+        for group in _groups(requests):
+            walk = Walk(self.bundle, self.network, [requests[index] for index in group], settings)
+            for _ in walk.run():
+                pass
+            answers |= dict(zip(group, walk.results(), strict=True))
+        return [answers[index] for index in range(len(requests))]
+
+    def corrupt(self, text: str, share: float, *, seed: int = 0) -> Corruption:
+        """Replace a share of a text's tokens by uniform ones, at least one of them."""
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share}; allowed are 0 < share <= 1")
+        original = self.typist.damaged(text, begin="document").tokens[
+            1:
+        ]  # without the first, which begins the document
+        noise = Noise(seed, [0])
+        order = noise.uniform(Purpose.DATA, len(original)).argsort()[0]
+        damaged = torch.zeros(len(original), dtype=torch.bool)
+        damaged[order[: max(1, round(share * len(original)))]] = True
+        other = noise.integers(Purpose.DATA, len(original), self.bundle.tokenizer.vocab_size - 1, step=1)[0]
+        other += other >= torch.tensor(original)  # every token but the right one
+        tokens = tuple(torch.where(damaged, other, torch.tensor(original)).tolist())
+        return Corruption(self.bundle.tokenizer.decode(tokens), tokens, original, tuple(damaged.tolist()))
+
+    def pieces(self, text: str) -> tuple[str, ...]:
+        """The text of every token of a text: what `damaged` counts."""
+        return pieces_of(self.bundle.tokenizer, self.bundle.tokenizer.encode(text))
+
+    def _answer(self, requests: Sequence[Request], num: int | None, options: Options) -> Generation | list[Generation]:
+        """One text, or `num` of each request."""
+        results = self.run(
+            [copy for request in requests for copy in request.copies(1 if num is None else num)], **options
+        )
+        return results[0] if num is None else results
+
+
+def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:
+    """Indices of requests of equal length, some at a time."""
+    by_length: dict[int, list[int]] = {}
+    for index, request in enumerate(requests):
+        by_length.setdefault(len(request.tokens), []).append(index)
+    for same in by_length.values():
+        yield from (same[start : start + _GROUP] for start in range(0, len(same), _GROUP))
+
+
+def _require_finite(bundle: Bundle) -> None:
+    """Raise if a weight is NaN or infinite: the model could only write nonsense."""
+    for name, value in bundle.model.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")

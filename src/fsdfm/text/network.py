@@ -1,0 +1,69 @@
+"""The model's arithmetic, made the same whatever else is in the batch.
+
+A matrix product rounds differently when its number of rows changes, so the same row in another batch would have other
+last digits, and sooner or later another token. Hence every call has a fixed shape: the trunk takes `rows` samples at a
+time, the head HEAD_ROWS positions, and what is missing is filled up. On a CPU `rows` is 1, and no work is in vain.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fsdfm.flow import SplitDenoiser
+from fsdfm.runtime import Runtime
+
+__all__ = ["HEAD_ROWS", "Network"]
+
+HEAD_ROWS = 128  # what the sampler asks of a head at a time
+_ROWS = {"cpu": 1}
+_ROWS_ELSEWHERE = 8
+
+
+class Network:
+    """A denoiser in two parts whose result for a row does not depend on the rows beside it."""
+
+    def __init__(self, model: SplitDenoiser, runtime: Runtime):
+        self.model, self.runtime = model, runtime
+        self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
+
+    @torch.no_grad()
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C], `rows` samples at a time."""
+        parts = []
+        for start in range(0, len(x_t), self.rows):
+            part = slice(start, start + self.rows)
+            found = len(x_t[part])
+            with self.runtime.autocast():
+                features = self.model.trunk(*(_fill(value[part], self.rows) for value in (x_t, t, h)))
+            parts.append(features[:found].to(torch.float32))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def logits_at(self, features: Tensor) -> Tensor:
+        """The head at chosen rows, HEAD_ROWS at a time: [N, C] -> [N, V]."""
+        parts = []
+        for part in torch.split(features, HEAD_ROWS):
+            with self.runtime.autocast():
+                logits = self.model.logits_at(F.pad(part, (0, 0, 0, HEAD_ROWS - len(part))))
+            parts.append(logits[: len(part)])
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
+        """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
+        features = self.trunk(x_t, t, h).flatten(0, 1)
+        shown = []
+        rows = zip(torch.split(features, HEAD_ROWS), torch.split(x_t.flatten(), HEAD_ROWS), strict=True)
+        for part, token in rows:
+            logits = self.logits_at(part).to(torch.float32)
+            if mask_token is not None:
+                logits[:, mask_token] = -torch.inf
+            shown.append(torch.log_softmax(logits, -1).gather(-1, token[:, None])[:, 0])
+        return torch.cat(shown).cpu().to(torch.float64).exp().view_as(x_t)
+
+
+def _fill(value: Tensor, rows: int) -> Tensor:
+    """The value with its last row repeated up to `rows` rows."""
+    return torch.cat([value, value[-1:].expand(rows - len(value), *value.shape[1:])]) if len(value) < rows else value

@@ -1,0 +1,125 @@
+"""What comes back: the text, and how it came about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from fsdfm.data import Tokenizer
+
+__all__ = ["Generation", "State", "pieces_of"]
+
+
+def pieces_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, ...]:
+    """The text of every token; joined they are the text of all of them.
+
+    A token may hold a part of a character, or bytes that mean something only with their neighbours. So token k's piece
+    is what of the whole text is settled after k tokens and was not before: b_k = |common prefix of decode(tokens[:k])
+    and the text|, made monotone. A character cut in two belongs to the token that completes it.
+    """
+    text = tokenizer.decode(tokens)
+    bounds = [0]
+    for k in range(1, len(tokens)):
+        bounds.append(max(bounds[-1], _common_prefix(tokenizer.decode(tokens[:k]), text, bounds[-1])))
+    bounds.append(len(text))
+    return tuple(text[begin:end] for begin, end in pairwise(bounds)) if tokens else ()
+
+
+def _common_prefix(a: str, b: str, known: int) -> int:
+    """The length of the common prefix of two texts, if the first `known` characters agree."""
+    if b.startswith(a):
+        return len(a)
+    return next((k for k in range(known, min(len(a), len(b))) if a[k] != b[k]), min(len(a), len(b)))
+
+
+@dataclass(frozen=True)
+class State:
+    """The text on its way: after `step` of `steps` steps of a block, at time t; step 0 is what the block begins from.
+
+    tokens    of the text up to the end of the block
+    changed   which of them this step changed
+    given     which of them stand fast
+    """
+
+    step: int
+    steps: int
+    block: int
+    t: float
+    tokens: tuple[int, ...]
+    changed: tuple[bool, ...]
+    given: tuple[bool, ...]
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+
+    @cached_property
+    def text(self) -> str:
+        """The text as it stands."""
+        return self.tokenizer.decode(self.tokens)
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """The text of every token; joined they are `text`."""
+        return pieces_of(self.tokenizer, self.tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "block": self.block,
+            "step": self.step,
+            "t": self.t,
+            "changes": sum(self.changed),
+            "text": self.text,
+            "tokens": list(self.tokens),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A text, and how it came about; everything that is one a token belongs to `tokens`.
+
+    text, tokens, pieces   the text, its tokens, the text of every token; special tokens are no part of them
+    given          stood fast: prompt, suffix, what surrounds a gap, intact words of a repair
+    marked         said to be damaged, in a repair
+    replaced       differs from the text that was to be repaired
+    last_changed   the step, 1 .. steps, that changed it last; 0: none did
+    changes        tokens changed in step 1, 2, ..., all blocks together
+    start          t_0 of the first block; h = (1 - t_0) / steps
+    calls          network calls: steps x blocks, and those that estimated the start of a blind repair
+    seconds        from the request to its text, the batch it was in included
+    seed, copy     what made its noise
+    finished       the model ended the text itself
+    states         the text at every step, if asked for
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]
+    given: tuple[bool, ...]
+    marked: tuple[bool, ...]
+    replaced: tuple[bool, ...]
+    last_changed: tuple[int, ...]
+    changes: tuple[int, ...]
+    steps: int
+    start: float
+    blocks: int
+    calls: int
+    seconds: float
+    seed: int
+    copy: int
+    finished: bool
+    states: tuple[State, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the states only if they were kept."""
+        names = ("text", "steps", "start", "blocks", "calls", "seconds", "seed", "copy", "finished")
+        lists = ("tokens", "pieces", "given", "marked", "replaced", "last_changed", "changes")
+        record: dict[str, Any] = {name: getattr(self, name) for name in names}
+        record |= {name: list(getattr(self, name)) for name in lists}
+        if self.states:
+            record["states"] = [state.to_json() for state in self.states]
+        return record

@@ -1,0 +1,125 @@
+"""How a text is sampled: steps, seed, filter, jump rule, grid, start time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow import JUMPS, Filter, Grid, Jump, Schedule
+
+__all__ = ["GRIDS", "MAX_STEPS", "Options", "Settings"]
+
+MAX_STEPS = 8192  # eight times the finest step size that training knows
+DEFAULT_STEPS = 8
+GRIDS = ("uniform", "kappa")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `generate`, `infill`, `repair`, `stream` and `run`: see `Settings`."""
+
+    steps: int | None
+    seed: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    jump: str | Jump
+    grid: str | Grid
+    start: float | None
+    keep_states: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to sample; the same for every request of a call.
+
+    steps         network calls for a block of text; 8, or the grid's
+    seed          the same seed gives the same text
+    temperature, top_p, top_k   narrow p_{1|t} before anything is drawn
+    jump          the rule of a step: exact, single, instant, stratified, or a `Jump`
+    grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
+    start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
+                  tokens that is given), 0 where nothing is; a blind repair estimates it
+    keep_states   keep the text at every step in the result
+    """
+
+    steps: int | None = None
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float | None = None
+    top_k: int | None = None
+    jump: str | Jump = "exact"
+    grid: str | Grid = "uniform"
+    start: float | None = None
+    keep_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and (self.steps != int(self.steps) or not 1 <= self.steps <= MAX_STEPS):
+            raise ValueError(f"steps is {self.steps}; allowed are whole numbers 1 <= steps <= {MAX_STEPS}")
+        if self.start is not None and not 0 <= self.start < 1:
+            raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        self.filter()
+        self.rule()
+        self._check_grid()
+
+    def filter(self) -> Filter | None:
+        """Temperature, top-k, top-p; None where they change nothing."""
+        made = Filter(self.temperature, self.top_k, self.top_p)
+        return None if made == Filter() else made
+
+    def rule(self) -> Jump:
+        """The jump rule."""
+        if isinstance(self.jump, Jump):
+            return self.jump
+        if self.jump not in JUMPS:
+            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(JUMPS)}")
+        return JUMPS[self.jump]
+
+    def num_steps(self) -> int:
+        """S: network calls for a block."""
+        times = self._own_times()
+        return (self.steps or DEFAULT_STEPS) if times is None else len(times) - 1
+
+    def make_grid(self, starts: Tensor, schedule: Schedule) -> Grid:
+        """The times of every row: the grid's shape over [0, 1], laid over [t_0, 1] for starts t_0 [B]."""
+        shape = self._own_times()
+        if shape is None:
+            shape = Grid.uniform(self.num_steps()).times
+            if self.grid == "kappa":
+                shape = schedule.kappa_inverse(shape)
+        times = starts[:, None] + (1 - starts[:, None]) * (shape - shape[0]) / (1 - shape[0])
+        times[:, -1] = 1.0
+        return Grid(times)
+
+    def fixed_start(self) -> float | None:
+        """t_0 where the settings say it: `start`, or the first time of a grid that does not begin at 0."""
+        times = self._own_times()
+        return self.start if times is None or float(times[0]) == 0 else float(times[0])
+
+    def _own_times(self) -> Tensor | None:
+        """The times that the settings spell out; None for a named grid."""
+        if isinstance(self.grid, Grid):
+            return self.grid.times
+        if self.grid in GRIDS:
+            return None
+        try:
+            times = [float(part) for part in self.grid.split(",")]
+        except ValueError:
+            allowed = f"{', '.join(GRIDS)}, or times such as 0,0.5,0.9,1"
+            raise ValueError(f"grid is {self.grid!r}; allowed are {allowed}") from None
+        return Grid(times).times
+
+    def _check_grid(self) -> None:
+        times = self._own_times()
+        if times is None:
+            return
+        if times.ndim != 1 or not 2 <= len(times) <= MAX_STEPS + 1 or not bool(torch.isfinite(times).all()):
+            raise ValueError(
+                f"the grid has shape {tuple(times.shape)}; one row of 2 to {MAX_STEPS + 1} times is needed"
+            )
+        if self.steps is not None and self.steps != len(times) - 1:
+            raise ValueError(f"steps is {self.steps}, but the grid has {len(times) - 1}; leave steps out")
+        if self.start is not None and float(times[0]) != 0:
+            raise ValueError(f"start is {self.start}, but the grid begins at {float(times[0])}; leave one of them out")
