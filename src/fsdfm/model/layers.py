@@ -127,10 +127,8 @@ def linear(in_width: int, out_width: int, *, bias: bool) -> nn.Linear:
 
 
 def embedding(vocab_size: int, width: int) -> nn.Embedding:
-    """An Embedding whose weights are not drawn yet."""
-    device = torch.get_default_device()
-    module: nn.Embedding = nn.utils.skip_init(nn.Embedding, vocab_size, width, device=device)  # type: ignore[no-untyped-call]
-    return module
+    """An Embedding whose weights are not drawn yet (`skip_init` would draw them on meta, and import a compiler to)."""
+    return nn.Embedding(vocab_size, width, _weight=torch.empty(vocab_size, width))
 
 
 class Norm(nn.Module):
