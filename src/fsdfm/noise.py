@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     DROPOUT = 10
     BATCH = 11  # where a training row starts and how long it is
     SHUFFLE = 12  # the order of an epoch
+    BOOTSTRAP = 13  # which samples a bootstrap set holds
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[int]) -> list[Tensor]:

@@ -1,0 +1,226 @@
+"""GGUF files of Llama networks with a byte-level BPE, SmolLM2's among them, read straight into our causal model.
+
+transformers reads GGUF files of every kind, but takes minutes where this takes seconds; it is asked for the others
+(`huggingface.gguf_judge`). Needs `gguf` (extra `judge`) for its tables of quantisation. Weights become float32.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+from torch import Tensor
+
+from fsdfm.measure.judges.scoring import TokenJudge
+from fsdfm.model import CausalConfig, CausalModel
+from fsdfm.model.layers import Cache
+
+__all__ = ["GgufFile", "llama_judge", "read_gguf"]
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LONGEST = 8192  # a context beyond this buys nothing here and costs memory
+_ROTARY_BASE = 10000.0
+_SPLITTERS = {
+    "default": (),
+    "gpt-2": (),
+    "smollm": (pre_tokenizers.Digits(individual_digits=True),),
+}  # what comes before GPT-2's own regular expression, by tokenizer.ggml.pre
+_PARTS = {
+    "attn_norm": "norm_attention.weight",
+    "attn_output": "attention.out.weight",
+    "ffn_norm": "norm_mlp.weight",
+    "ffn_down": "mlp.out.weight",
+}
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """The metadata of a GGUF file, and where its tensors are: name -> (shape, quantisation, offset)."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, tuple[tuple[int, ...], int, int]]
+
+    @property
+    def is_plain_llama(self) -> bool:
+        """Is it a Llama network with nothing added, and a byte-level BPE that we know how to split?"""
+        known = self.metadata.get("tokenizer.ggml.pre", "default") in _SPLITTERS
+        rotary_scaled = any(".rope.scaling" in key for key in self.metadata) or "rope_freqs.weight" in self.tensors
+        return (
+            self.metadata.get("general.architecture") == "llama"
+            and self.metadata.get("tokenizer.ggml.model") == "gpt2"
+            and known
+            and not rotary_scaled
+            and "llama.expert_count" not in self.metadata
+            and not any(name.endswith(".bias") for name in self.tensors)
+        )
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, dequantised to float32."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        shape, kind, offset = self.tensors[name]
+        quantisation = GGMLQuantizationType(kind)
+        block, size = GGML_QUANT_SIZES[quantisation]
+        row = shape[-1] // block * size
+        count = row * int(np.prod(shape[:-1]))
+        raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=offset, shape=(count,)).reshape(-1, row)
+        values: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(raw), quantisation)
+        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+
+
+class _Reader:
+    """Numbers and strings of a GGUF header, one after the other."""
+
+    def __init__(self, data: npt.NDArray[np.uint8]):
+        self.data, self.at = data.data, 0
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self.data, self.at)
+        self.at += struct.calcsize(code)
+        return value
+
+    def string(self) -> str:
+        length = self.number("Q")
+        if self.at + length > len(self.data):
+            raise struct.error("a string runs beyond the end of the file")
+        self.at += length
+        return bytes(self.data[self.at - length : self.at]).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            of, count = self.number("I"), self.number("Q")
+            return [self.value(of) for _ in range(count)]
+        return self.number(_NUMBERS[kind])
+
+
+def read_gguf(path: str | Path) -> GgufFile:
+    """Read the header of a GGUF file, version 2 or 3; the tensors stay on the disk."""
+    path = Path(path)
+    try:
+        reader = _Reader(np.memmap(path, dtype=np.uint8, mode="r"))
+        magic, version = bytes(reader.data[:4]), struct.unpack_from("<I", reader.data, 4)[0]
+        if magic != b"GGUF" or version not in (2, 3):
+            raise struct.error(f"it begins with {magic!r}, version {version}")
+        reader.at = 8
+        num_tensors, num_values = reader.number("Q"), reader.number("Q")
+        metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_values)}
+        found = [_tensor_entry(reader) for _ in range(num_tensors)]
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ValueError(
+            f"{path} is no GGUF file of version 2 or 3 that can be read ({error}); get it again"
+        ) from error
+    alignment = int(metadata.get("general.alignment", 32))
+    start = -(-reader.at // alignment) * alignment
+    return GgufFile(path, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found})
+
+
+def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    name = reader.string()
+    shape = tuple(reader.number("Q") for _ in range(reader.number("I")))[::-1]  # stored fastest axis first
+    return name, shape, reader.number("I"), reader.number("Q")
+
+
+def llama_judge(
+    file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
+) -> TokenJudge:
+    """A plain Llama network as a judge; `bos_id` replaces the first token that the file names."""
+    facts, tokens = file.metadata, file.metadata["tokenizer.ggml.tokens"]
+    config = CausalConfig(
+        vocab_size=len(tokens),
+        width=facts["llama.embedding_length"],
+        num_blocks=facts["llama.block_count"],
+        num_heads=facts["llama.attention.head_count"],
+        num_kv_heads=facts.get("llama.attention.head_count_kv"),
+        mlp_width=facts["llama.feed_forward_length"],
+        style="llama",
+        dropout=0.0,
+        norm_eps=facts["llama.attention.layer_norm_rms_epsilon"],
+        max_length=min(_LONGEST, facts["llama.context_length"]),
+    )
+    model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
+    model.load_state_dict(_state(file, config))
+    first = bos_id if bos_id is not None else facts.get("tokenizer.ggml.bos_token_id")
+    return TokenJudge(
+        name=name,
+        nll=model.to(device).eval().requires_grad_(False).nll,
+        encode=_Encode(tokens, facts["tokenizer.ggml.merges"], facts.get("tokenizer.ggml.pre", "default")),
+        max_length=config.max_length,
+        vocab_size=config.vocab_size,
+        bos_id=first if first is not None else facts.get("tokenizer.ggml.eos_token_id"),
+        details={
+            "dtype": "float32",
+            "num_parameters": sum(int(np.prod(shape)) for shape, *_ in file.tensors.values()),
+            "source": file.path.name,
+        },
+        device=device,
+    )
+
+
+class _Llama(CausalModel):
+    """Our causal model with another base of the rotary angles: base^(-2i/D) instead of 10000^(-2i/D)."""
+
+    def __init__(self, config: CausalConfig, *, base: float):
+        super().__init__(config)
+        self.base = base
+
+    def trunk(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
+        """Normed features [B, L, C] of whole texts."""
+        assert caches is None  # a judge reads; it does not write
+        channel = torch.arange(0, self.config.head_width, 2, dtype=torch.float32, device=tokens.device)
+        position = torch.arange(tokens.shape[1], dtype=torch.float32, device=tokens.device)
+        angle = position[:, None, None] * self.base ** (-channel / self.config.head_width)
+        cos, sin = angle.cos(), angle.sin()
+        rotary = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, rotary)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+def _state(file: GgufFile, config: CausalConfig) -> dict[str, Tensor]:
+    """Our names: q, k, v and gate, up fused; a head that is missing is the embedding."""
+    embedding = file.tensor("token_embd.weight")
+    head = file.tensor("output.weight") if "output.weight" in file.tensors else embedding
+    state = {"embedding.weight": embedding, "norm.weight": file.tensor("output_norm.weight"), "head.weight": head}
+    for i in range(config.num_blocks):
+        q, k, v, gate, up = (
+            file.tensor(f"blk.{i}.{part}.weight") for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+        )
+        halves = [_split_halves(weight, config.head_width) for weight in (q, k)]
+        state[f"blocks.{i}.attention.qkv.weight"] = torch.cat((*halves, v))
+        state[f"blocks.{i}.mlp.into.weight"] = torch.cat((gate, up))
+        for theirs, ours in _PARTS.items():
+            state[f"blocks.{i}.{ours}"] = file.tensor(f"blk.{i}.{theirs}.weight")
+    return state
+
+
+def _split_halves(weight: Tensor, head_width: int) -> Tensor:
+    """llama.cpp turns neighbouring channels, we turn halves: rows 0, 2, 4, ..., 1, 3, 5, ... of each head."""
+    pairs = weight.view(-1, head_width // 2, 2, weight.shape[1])
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+class _Encode:
+    """The byte-level BPE of a GGUF file: token ids of texts, nothing added; no text is a special token."""
+
+    def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: str):
+        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+        self.backend = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        self.backend.pre_tokenizer = pre_tokenizers.Sequence([*_SPLITTERS[pre], byte_level])
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -1,0 +1,62 @@
+"""MAUVE: two halves of one set are close, shuffled text is far, and the result says how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fsdfm.measure.judges import shuffle_words
+from fsdfm.measure.mauve import compute_mauve, huggingface_features
+
+pytest.importorskip("mauve", reason="the extra `measure`")
+
+RING = 12
+
+
+def walk(index: int) -> str:
+    """A text in which each word follows its neighbour on a ring, in one of two directions."""
+    generator = np.random.default_rng(index)
+    step = 1 if index % 2 else -1
+    words = np.cumsum(generator.choice([step, step, step, 0, -step], 40)) + generator.integers(RING)
+    return " ".join(str(word % RING) for word in words)
+
+
+def transitions(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Features that know the order of words: how often each word follows each other one."""
+    features = np.zeros((len(texts), RING, RING), dtype=np.float32)
+    for i, text in enumerate(texts):
+        words = [int(word) for word in text.split()]
+        np.add.at(features[i], (words[:-1], words[1:]), 1)
+    return features.reshape(len(texts), -1)
+
+
+@pytest.mark.slow
+def test_halves_are_close_and_shuffled_text_is_far() -> None:
+    texts = [walk(i) for i in range(200)]
+    halves = compute_mauve(transitions(texts[:100]), transitions(texts[100:]), seeds=range(2))
+    assert halves.mean > 0.9
+    assert halves.low <= halves.mean <= halves.high
+    assert (halves.num_texts, halves.num_buckets, halves.seeds) == ((100, 100), 10, (0, 1))
+    shuffled = [shuffle_words(text, index=i) for i, text in enumerate(texts[100:])]
+    far = compute_mauve(transitions(texts[:100]), transitions(shuffled), seeds=range(2))
+    assert far.high < 0.1
+    again = compute_mauve(transitions(texts[:100]), transitions(texts[100:]), seeds=range(2))
+    assert again == halves
+
+
+def test_bad_requests() -> None:
+    features = np.zeros((10, 3), dtype=np.float32)
+    with pytest.raises(ValueError, match="of one D"):
+        compute_mauve(features, features[:, :2])
+    with pytest.raises(ValueError, match="several"):
+        compute_mauve(features, features, seeds=())
+
+
+def test_features_that_cannot_be_had(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `judge`")
+    with pytest.raises(ValueError, match="cannot be had"):
+        huggingface_features(tmp_path)
