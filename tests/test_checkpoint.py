@@ -253,3 +253,81 @@ def test_unknown_parts_are_errors(tmp_path):
     with pytest.raises(ValueError, match="no name in checkpoints"):
         save_model(tmp_path / "model", bundle_of(Path(Mine(257))))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_are_stored_as_safetensors_stores_them(tmp_path, dtype):
+    tensors = {
+        "step": torch.tensor(3.0),
+        "mask": torch.tensor([True, False, True]),
+        "ids": torch.arange(5),
+        "weight": torch.rand(4, 6).T,
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "naïve": torch.zeros(0, 3),
+    }
+    module._write_tensors(tmp_path / "a", tensors, dtype)
+    stored = {name: value.to(dtype if value.is_floating_point() else value.dtype) for name, value in tensors.items()}
+    found = load_file(tmp_path / "a")
+    assert found.keys() == stored.keys()
+    for name, value in stored.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_a_lazy_mapping_of_weights_is_taken_one_by_one(tmp_path):
+    bundle = bundle_of(seed=3)
+    taken = []
+
+    class Lazy(dict):
+        def __getitem__(self, name):
+            taken.append(name)
+            return super().__getitem__(name)
+
+    with torch.device("meta"):
+        shapes = DiT(bundle.model.config)
+    weights = Lazy(bundle.model.state_dict())
+    save_model(tmp_path / "lazy", replace(bundle, model=shapes), tensors=weights)
+    save_model(tmp_path / "whole", bundle)
+    assert sorted(taken) == sorted(weights)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("lazy", "whole")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": "32"}, "length is '32'"),
+        ({"budgets": [0]}, "budgets is"),
+        ({"bos_id": 257}, "bos_id is 257"),
+        ({"source": {"name": "uniform", "vocab_size": 258}}, "source is"),
+        ({"source": {"name": "uniform", "vocab_size": "x"}}, "cannot be used"),
+        ({"schedule": {"name": "cosine", "exponent": 2}}, "cannot be used"),
+        ({"model": {**SHAPE, "vocab_size": 257, "num_blocks": 10**9}}, "too few for 1000000000 blocks"),
+        ({"model": {**SHAPE, "vocab_size": 10**18, "width": 2**60}}, "source is|cannot be used"),
+    ],
+)
+def test_a_config_that_nobody_wrote_is_refused(tmp_path, change, words):
+    folder = save_model(tmp_path / "model", bundle_of())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    module._write_checksums(folder)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    folder = save_model(tmp_path / "model", bundle_of())
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "head.bias": tensors["head.bias"].to(torch.int32)}, folder / "model.safetensors")
+    module._write_checksums(folder)
+    with pytest.raises(ValueError, match=r"head.bias holds torch.int32"):
+        load_model(folder)
+
+
+def test_checksums_may_not_name_files_elsewhere(tmp_path):
+    save_steps(tmp_path / "checkpoints", 1)
+    folder = tmp_path / "checkpoints" / "step-0000000001"
+    sums = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({**sums, "/dev/zero": {"bytes": 0, "sha256": ""}}))
+    with pytest.raises(ValueError, match="not a file of a checkpoint"):
+        load_model(tmp_path)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from llama2c_files import STORIES, Llama, write_vocabulary
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -15,7 +16,6 @@ from fsdfm.checkpoint import load_model
 from fsdfm.cli import app
 from fsdfm.data import Corpus, Pairs
 from small_runs import write_recipe
-from test_convert import STORIES, Llama, write_vocabulary
 
 runner = CliRunner()
 COMMAND = [sys.executable, "-m", "fsdfm"]

@@ -12,6 +12,7 @@ import types
 
 import pytest
 import torch
+from llama2c_files import STORIES, Llama, write_vocabulary
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -28,7 +29,6 @@ from fsdfm.model import DiT
 from fsdfm.run import make_objective, make_path, model_config, prepare_corpus, train
 from fsdfm.runtime import Runtime, RuntimeConfig
 from small_runs import train_quietly, write_recipe
-from test_convert import STORIES, Llama, write_vocabulary
 
 
 @pytest.fixture
@@ -179,6 +179,8 @@ def test_every_recipe_builds_its_objects(name):
     objective = make_objective(recipe.objective, path)
     assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
     parent = load_recipe(name.replace("fewstep", "dfm"))
+    if parent.model.llama2c is not None:
+        return  # the file says the shape
     with torch.device("meta"):
         model = DiT(model_config(parent, path.source.vocab_size))
         if recipe.model.parent is not None:

@@ -7,6 +7,7 @@ step-0000001000/
   README.md             the model card, free to be edited
   training.safetensors  the weights as trained and the optimiser's moments  } only in a run's own
   training.json         training step, next sample                          } checkpoints
+  *.distcp, .metadata   in place of training.safetensors where processes share the weights: each wrote its part
   checksums.json        size and SHA-256 of every file above except README.md
 
 bundle = load_model("runs/tiny-dfm")  # a run's folder, or one of its checkpoints
@@ -26,20 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fsdfm import flow
 from fsdfm.data import Tokenizer
 from fsdfm.model import DiT, ModelConfig
-from fsdfm.runtime import commit, versions
+from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
 __all__ = [
     "FORMAT_VERSION",
     "SCHEDULES",
     "SOURCES",
     "Bundle",
+    "check_new",
+    "describe_model",
     "load_model",
     "load_training",
     "make_schedule",
@@ -54,8 +56,29 @@ FORMAT_VERSION = 1
 CHECKPOINTS = "checkpoints"  # the folder of a run's checkpoints
 _CONFIG, _WEIGHTS, _TOKENIZER, _CARD = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 _MOMENTS, _NUMBERS, _CHECKSUMS = "training.safetensors", "training.json", "checksums.json"
+_SHARDS = ".metadata"  # the index of a training state that several processes wrote
 _UNFINISHED, _TRASH, _DAMAGED = ".unfinished", ".trash", ".damaged"
 _SYSTEM_ERRORS = (OSError, SafetensorError)
+_LARGEST_TEXT = {
+    _CHECKSUMS: 2**20,
+    _CONFIG: 2**20,
+    _NUMBERS: 2**20,
+    _TOKENIZER: 2**28,
+}  # bytes; a mangled file has more
+_LARGEST_HEADER = 2**24  # of a safetensors file
+_AVERAGED = "averaged weights"  # what is stored unless a checkpoint's facts say otherwise
+_DTYPES = {  # safetensors' names
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 SOURCES: dict[str, type[flow.Source]] = {
     "uniform": flow.UniformSource,
@@ -120,58 +143,104 @@ class Bundle:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def save_model(folder: str | Path, bundle: Bundle, *, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a model for others to use; `dtype=torch.float16` halves it. The folder must be new or empty."""
+def save_model(
+    folder: str | Path,
+    bundle: Bundle,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write a model for others to use; `dtype=torch.float16` halves it. The folder must be new or empty.
+
+    tensors   the weights where the bundle's model has only their shapes (is on the meta device): taken one by one
+    """
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; choose another folder, or delete it")
+    check_new(folder)
     with _aside(folder) as side:
-        _write_model(side, bundle, dtype)
+        _write_model(side, bundle, dtype, tensors)
         _write_checksums(side)
     return folder
 
 
+def check_new(folder: Path) -> None:
+    """Raise where `save_model` would write over something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; choose another folder, or delete it")
+
+
 def save_checkpoint(
-    folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], *, numbers: Mapping[str, Any], keep: int = 2
+    folder: Path,
+    bundle: Bundle,
+    tensors: Mapping[str, Tensor],
+    *,
+    numbers: Mapping[str, Any],
+    keep: int = 2,
+    processes: Processes = ALONE,
 ) -> Path:
     """Write a run's checkpoint into `folder` and drop all but the last `keep`; on failure nothing saved is lost.
 
     tensors, numbers   the training state beyond the averaged weights; `numbers` holds the `training_step`
+    processes          all of them call this; each writes its share of the state, the first everything else
     """
     place = folder / f"step-{numbers['training_step']:010d}"
-    with _aside(place) as side:
-        _write_model(side, bundle, torch.float32)
-        _write_tensors(side / _MOMENTS, tensors, torch.float32)
-        _write_text(side / _NUMBERS, json.dumps(dict(numbers), indent=2) + "\n")
-        _write_checksums(side)
-    for old in _steps(folder)[:-keep]:
-        _remove(old)
+    sharded = any(is_sharded(value) for value in tensors.values())
+    weights = processes.whole(bundle.model.state_dict())
+    with _aside(place, processes) as side:
+        if sharded:
+            save_shards(side, tensors, processes)
+
+        def write() -> None:
+            _write_model(side, bundle, torch.float32, weights)
+            if not sharded:
+                _write_tensors(side / _MOMENTS, tensors, torch.float32)
+            _write_text(side / _NUMBERS, json.dumps(dict(numbers), indent=2) + "\n")
+
+        processes.first(write)
+        _write_checksums(side, processes)
+
+    def tidy() -> None:
+        for old in _steps(folder)[:-keep]:
+            _remove(old)
+
+    processes.first(tidy)
     return place
 
 
 @contextmanager
-def _aside(place: Path) -> Iterator[Path]:
+def _aside(place: Path, processes: Processes = ALONE) -> Iterator[Path]:
     """A folder to fill, which at the end is in `place` as a whole, or not at all."""
     side = place.with_name(place.name + _UNFINISHED)
-    try:
+
+    def make() -> None:
         _remove(side)
         side.mkdir(parents=True)
-        yield side
+
+    def finish() -> None:
         _sync(side)
         if place.exists():
             _remove(place)
         side.replace(place)
         _sync(place.parent)
+
+    try:
+        processes.first(make)
+        yield side
+        processes.first(finish)
     except _SYSTEM_ERRORS as error:
-        shutil.rmtree(side, ignore_errors=True)
+        _clear(side, processes)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(
             f"cannot write {place}: {reason}; what was saved before is untouched: make room or choose a folder "
             "you may write to, and run again"
         ) from error
     except BaseException:
-        shutil.rmtree(side, ignore_errors=True)
+        _clear(side, processes)
         raise
+
+
+def _clear(side: Path, processes: Processes) -> None:
+    if processes.is_first:
+        shutil.rmtree(side, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:
@@ -184,8 +253,9 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def _write_model(folder: Path, bundle: Bundle, dtype: torch.dtype) -> None:
-    config = {
+def describe_model(bundle: Bundle, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """What config.json says of a model whose weights are stored as `dtype`."""
+    return {
         "format": "fsdfm",
         "format_version": FORMAT_VERSION,
         "model": bundle.model.config.to_dict(),
@@ -199,18 +269,36 @@ def _write_model(folder: Path, bundle: Bundle, dtype: torch.dtype) -> None:
         "tokenizer": bundle.tokenizer.hash,
         **{"commit": commit(), "versions": versions(), **bundle.facts},
     }
-    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype)
+
+
+def _write_model(folder: Path, bundle: Bundle, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None) -> None:
+    config = describe_model(bundle, dtype)
+    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors)
     _write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
     _write_text(folder / _TOKENIZER, bundle.tokenizer.definition)
     _write_text(folder / _CARD, _card(config))
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    stored = {
-        name: value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype).contiguous()
-        for name, value in tensors.items()
-    }
-    save_file(stored, path, metadata={"format": "pt"})
+def _write_tensors(
+    path: Path, shapes: Mapping[str, Tensor], dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a safetensors file of the tensors of these shapes, one after the other: a lazy mapping is read once."""
+    types = {name: dtype if value.is_floating_point() else value.dtype for name, value in shapes.items()}
+    order = sorted(
+        shapes, key=lambda name: (-types[name].itemsize, name)
+    )  # every tensor begins at a multiple of its size
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        start, end = end, end + shapes[name].numel() * types[name].itemsize
+        header[name] = {"dtype": _DTYPES[types[name]], "shape": list(shapes[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            value = (shapes if tensors is None else tensors)[name].detach().to("cpu", types[name])
+            file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     _sync(path)
 
 
@@ -219,10 +307,14 @@ def _write_text(path: Path, text: str) -> None:
     _sync(path)
 
 
-def _write_checksums(folder: Path) -> None:
-    files = sorted(path for path in folder.iterdir() if path.name != _CARD)
-    sums = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
-    _write_text(folder / _CHECKSUMS, json.dumps(sums, indent=2) + "\n")
+def _write_checksums(folder: Path, processes: Processes = ALONE) -> None:
+    names = processes.first(lambda: sorted(path.name for path in folder.iterdir() if path.name != _CARD))
+
+    def checksum(name: str) -> dict[str, Any]:
+        return {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+
+    sums = dict(zip(names, processes.map(checksum, names), strict=True))
+    processes.first(lambda: _write_text(folder / _CHECKSUMS, json.dumps(sums, indent=2) + "\n"))
 
 
 def _sync(path: Path) -> None:
@@ -249,7 +341,7 @@ def _card(config: Mapping[str, Any]) -> str:
     budgets = config["budgets"]
     steps = f"trained for {', '.join(map(str, budgets))} steps" if budgets else "takes any number of steps, best many"
     rows = {
-        "Parameters": f"{config['num_parameters']:,} ({config['dtype']}), the moving average of the training",
+        "Parameters": f"{config['num_parameters']:,} ({config['dtype']}), {config.get('weights', _AVERAGED)}",
         "Network": f"{network['num_blocks']} blocks of width {network['width']}, {network['num_heads']} heads",
         "Source": json.dumps(source),
         "Schedule": json.dumps(schedule),
@@ -261,6 +353,9 @@ def _card(config: Mapping[str, Any]) -> str:
         "Trained": f"{config.get('training_step', '?')} training steps",
         "Made by": f"fsdfm {config['versions']['fsdfm']}, commit {config['commit'][:12]}",
     }
+    if "imported" in config:
+        rows["Imported"] = "from `{file}` ({group}), SHA-256 `{sha256}`".format(**config["imported"])
+        rows["Licence"] = "that of the weights; it came with them, not with fsdfm"
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return (
         "# A discrete flow matching language model\n\n"
@@ -281,19 +376,39 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu", dtype:
     place, problems = _resolve(Path(folder))
     if (problem := damage(place, (_WEIGHTS, _TOKENIZER))) is not None:
         raise ValueError(f"{problem}; get it again")
+    try:
+        bundle, tensors = _read(place, problems)
+    except (KeyError, TypeError, AttributeError, StopIteration, RuntimeError, OverflowError) as error:
+        raise ValueError(
+            f"{place} cannot be used: its {_CONFIG} or {_TOKENIZER} is not what fsdfm writes ({error!r:.200}); "
+            "get it again"
+        ) from error
+    bundle.model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
+    return bundle
+
+
+def _read(place: Path, problems: list[str]) -> tuple[Bundle, dict[str, Tensor]]:
+    """What a checkpoint holds, its model still without weights, and the weights."""
     config = _read_config(place)
     tokenizer = Tokenizer.load(place / _TOKENIZER)
     if tokenizer.hash != config["tokenizer"]:
         raise ValueError(f"{place / _TOKENIZER} is not the tokenizer that {_CONFIG} names; get the checkpoint again")
-    with torch.device("meta"):
-        model = DiT(ModelConfig.from_dict(config["model"]))
-    tensors = _read_tensors(place / _WEIGHTS)
-    _check_names(place, {name: value.shape for name, value in model.state_dict().items()}, tensors)
-    model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
+    path = flow.Path(make_source(config["source"]), make_schedule(config["schedule"]))
+    network = ModelConfig.from_dict(config["model"])
+    _check_numbers(place, config, network, path)
+    with _open_tensors(place / _WEIGHTS) as file:
+        names = set(file.keys())
+        if network.num_blocks > len(names):  # before a million empty blocks are built
+            raise ValueError(f"{place / _WEIGHTS} has {len(names)} tensors, too few for {network.num_blocks} blocks")
+        with torch.device("meta"):
+            model = DiT(network)
+        expected = {name: value.shape for name, value in model.state_dict().items()}
+        _check_names(place, set(expected), names)
+        tensors = {name: _take(place, file, name, expected[name]) for name in expected}
     known = {"format", "format_version", "model", "source", "schedule", "length", "budgets", "bos_id", "tokenizer"}
-    return Bundle(
+    bundle = Bundle(
         model=model.eval(),
-        path=flow.Path(make_source(config["source"]), make_schedule(config["schedule"])),
+        path=path,
         tokenizer=tokenizer,
         length=config["length"],
         bos_id=config["bos_id"],
@@ -303,17 +418,28 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu", dtype:
             [
                 *problems,
                 f"loaded {len(tensors)} of {len(tensors)} tensors, {config['num_parameters']:,} parameters "
-                f"({config['dtype']}, averaged weights, training step {config.get('training_step', '?')}) from {place}",
+                f"({config['dtype']}, {config.get('weights', _AVERAGED)}, "
+                f"training step {config.get('training_step', '?')}) from {place}",
             ]
         ),
     )
+    return bundle, tensors
 
 
-def load_training(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and numbers of the training state in a checkpoint that `newest` found whole."""
-    if not (folder / _MOMENTS).exists():
+def load_training(folder: Path, like: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and numbers of the training state in a checkpoint that `newest` found whole.
+
+    like   how this process holds them: of a tensor that it shares with others it gets its part, whoever wrote it
+    """
+    if (folder / _MOMENTS).exists():
+        tensors = {
+            name: placed(value, (like or {}).get(name)) for name, value in _read_tensors(folder / _MOMENTS).items()
+        }
+    elif (folder / _SHARDS).exists():
+        tensors = load_shards(folder, like)
+    else:
         raise ValueError(f"{folder} holds a model but no training state; name it as model.parent to train it further")
-    return _read_tensors(folder / _MOMENTS), json.loads((folder / _NUMBERS).read_text("utf-8"))
+    return tensors, json.loads((folder / _NUMBERS).read_text("utf-8"))
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
@@ -347,20 +473,42 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
     Only the files named are read, or all of them if there is no name.
     """
     try:
-        sums = json.loads((folder / _CHECKSUMS).read_text("utf-8"))
+        sums = _read_json(folder / _CHECKSUMS)
         for name in (_CONFIG, *(files or sums)):
             path = folder / name
+            if Path(name).name != name or (path.exists() and not path.is_file()):
+                return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
             if path.stat().st_size != sums[name]["bytes"]:
-                return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']}"
+                return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']!r:.40}"
+            if path.stat().st_size > _LARGEST_TEXT.get(name, path.stat().st_size):
+                return f"{path} is damaged: it has {path.stat().st_size} bytes; allowed are {_LARGEST_TEXT[name]}"
             if _sha256(path) != sums[name]["sha256"]:
                 return f"{path} is damaged: its content is not what was written"
             if name == _CONFIG:
                 _read_config(folder)
     except FileNotFoundError as error:
         return f"{folder} is not a whole checkpoint: {Path(error.filename).name} is missing"
-    except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError) as error:
         return f"{folder} is damaged: {_CHECKSUMS} cannot be used ({error})"
+    except _UnusableError as error:
+        return f"{folder} is damaged: {error}"
     return None
+
+
+class _UnusableError(Exception):
+    """A file of JSON that holds something else."""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _LARGEST_TEXT[path.name]:
+        raise _UnusableError(f"{path.name} cannot be used (it has {path.stat().st_size} bytes)")
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _UnusableError(f"{path.name} cannot be used ({error})") from error
+    if not isinstance(record, dict):
+        raise _UnusableError(f"{path.name} cannot be used (it is no object)")
+    return record
 
 
 def _resolve(folder: Path) -> tuple[Path, list[str]]:
@@ -379,7 +527,7 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / _CONFIG).read_text("utf-8"))
+    config = _read_json(folder / _CONFIG)
     version = config.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise ValueError(
@@ -388,20 +536,60 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+@contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file; only its header is read, and nothing of a header that is too long to be true."""
     try:
-        return load_file(path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length > _LARGEST_HEADER:
+            raise ValueError(f"{path} cannot be read: its header has {length} bytes, allowed are {_LARGEST_HEADER}")
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
     except _SYSTEM_ERRORS as error:
-        raise ValueError(f"{path} cannot be read: {error}; get it again") from error
+        raise ValueError(f"{path} cannot be read: {str(error)[:200]}; get it again") from error
 
 
-def _check_names(place: Path, expected: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
-    missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with _open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _take(place: Path, file: Any, name: str, shape: torch.Size) -> Tensor:
+    """A tensor of the shape and kind that it must have."""
+    value: Tensor = file.get_tensor(name)
+    if value.shape != shape:
+        raise ValueError(f"{place / _WEIGHTS}: {name} has shape {tuple(value.shape)}, not {tuple(shape)}; get it again")
+    if value.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        raise ValueError(f"{place / _WEIGHTS}: {name} holds {value.dtype}, which are no weights; get it again")
+    return value
+
+
+def _check_names(place: Path, expected: set[str], found: set[str]) -> None:
+    missing, unexpected = sorted(expected - found), sorted(name[:80] for name in found - expected)
     if missing or unexpected:
         raise ValueError(
             f"{place / _WEIGHTS} does not fit its {_CONFIG}: {len(missing)} tensors are missing {missing[:3]}, "
             f"{len(unexpected)} unexpected {unexpected[:3]}; get it again"
         )
-    for name, shape in expected.items():
-        if found[name].shape != shape:
-            raise ValueError(f"{place / _WEIGHTS}: {name} has shape {tuple(found[name].shape)}, not {tuple(shape)}")
+
+
+def _check_numbers(place: Path, config: Mapping[str, Any], network: ModelConfig, path: flow.Path) -> None:
+    """Raise where the numbers of a config.json could not have been written by `save_model`."""
+    budgets, first = config["budgets"], config["bos_id"]
+    fits = {
+        "length": _is_count(config["length"]),
+        "num_parameters": _is_count(config["num_parameters"]),
+        "budgets": budgets is None or (isinstance(budgets, list) and all(map(_is_count, budgets))),
+        "bos_id": first is None or (type(first) is int and 0 <= first < network.vocab_size),
+        "source": type(path.source.vocab_size) is int and path.source.vocab_size == network.vocab_size,
+    }
+    for name, right in fits.items():
+        if not right:
+            raise ValueError(
+                f"{place / _CONFIG}: {name} is {config[name]!r:.80}, which fits no such model; get it again"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1

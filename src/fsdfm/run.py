@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import (
     CHECKPOINTS,
     Bundle,
+    check_new,
     load_model,
     load_training,
     make_schedule,
@@ -41,9 +43,18 @@ from fsdfm.config import (
     Recipe,
     differences,
     load_recipe,
+    recipe_names,
     to_toml,
 )
-from fsdfm.convert import convert_llama2c
+from fsdfm.convert import (
+    ReleasedWeights,
+    Settings,
+    WeightsName,
+    convert_llama2c,
+    open_released,
+    preset_settings,
+    read_settings,
+)
 from fsdfm.flow.grid import MirroredWeights
 from fsdfm.learn.couple import Coupler, couple
 from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
@@ -65,16 +76,19 @@ from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
 from fsdfm.learn.trainer import Every, Feed, Hooks, MicroBatch, Trainer, TrainingState
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Noise
-from fsdfm.runtime import Runtime, commit, lock, stop_on_signal, versions
+from fsdfm.plan import Workload
+from fsdfm.runtime import ALONE, Processes, Runtime, commit, lock, stop_on_signal, versions
 
 __all__ = [
     "Result",
     "convert",
+    "import_weights",
     "make_objective",
     "make_pairs",
     "make_path",
     "make_rows",
     "make_trainer",
+    "make_workload",
     "prepare_corpus",
     "train",
 ]
@@ -84,6 +98,7 @@ _T = TypeVar("_T")
 LOSSES: dict[str, PathLoss] = {"generalised-kl": GeneralisedKL(), "cross-entropy": CrossEntropy()}
 # What may change between a run and its resumption; `train.steps` re-plans the learning rate's cosine.
 _FREE = (
+    "out",  # a run's folder may be moved
     "train.steps",
     "train.accumulate",
     "train.log_every",
@@ -98,35 +113,49 @@ _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run is and how far it came."""
+    """Where a run is, how far it came, and whether this process speaks for it."""
 
     folder: Path
     training_step: int
     finished: bool
+    speaks: bool = True
 
 
 def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
     """Train what a recipe says, or go on with it; SIGTERM and SIGINT save and end it early."""
     recipe = load_recipe(name, overrides)
     _check(recipe)
-    console = console or Console(stderr=True)
     out = Path(recipe.out)
-    _claim(out)
-    with lock(out):
-        place, problems = recover(out / CHECKPOINTS)
-        for problem in problems:
-            console.print(f"warning: {problem}; using {place}", markup=False, highlight=False, soft_wrap=True)
-        if place is not None:
-            _check_same(out / "recipe.toml", recipe)
-        runtime = Runtime(recipe.runtime)
-        bundle = _start(recipe, out) if place is None else load_model(place)
-        rows = make_rows(recipe, bundle, out)
-        _write(out / "recipe.toml", to_toml(recipe))
-        _write(out / "run.json", json.dumps({"commit": commit(), "versions": versions()}, indent=2) + "\n")
+    with Runtime(recipe.runtime) as runtime, ExitStack() as held:
+        processes = runtime.processes
+        speaks = (console or Console(stderr=True)) if processes.is_first else Console(quiet=True)
+        place = processes.first(lambda: _claim(out, recipe, held, console=speaks))
+        with processes.in_turn():
+            bundle = _start(recipe, out) if place is None else load_model(place)
+            rows = make_rows(recipe, bundle, out)
+        processes.first(lambda: _describe(out, recipe))
         trainer = make_trainer(recipe, bundle, rows, runtime=runtime)
         if place is not None:
-            trainer.load(TrainingState(*load_training(place)))
-        return _fit(trainer, recipe, bundle, out=out, console=console)
+            trainer.load(TrainingState(*load_training(place, trainer.blank())))
+        with processes.watch(f"what {out} has saved is whole"):
+            return _fit(trainer, recipe, bundle, out=out, console=speaks)
+
+
+def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> Path | None:
+    """Lock a run's folder; the checkpoint to go on from, if there is one and the recipe is still its own."""
+    _check_writable(out)
+    held.enter_context(lock(out))
+    place, problems = recover(out / CHECKPOINTS)
+    for problem in problems:
+        console.print(f"warning: {problem}; using {place}", markup=False, highlight=False, soft_wrap=True)
+    if place is not None:
+        _check_same(out / "recipe.toml", recipe)
+    return place
+
+
+def _describe(out: Path, recipe: Recipe) -> None:
+    _write(out / "recipe.toml", to_toml(recipe))
+    _write(out / "run.json", json.dumps({"commit": commit(), "versions": versions()}, indent=2) + "\n")
 
 
 # --- from names to objects --------------------------------------------------------------------------------------------
@@ -166,14 +195,20 @@ def make_objective(config: ObjectiveConfig, path: flow.Path) -> Objective:
 
 def make_trainer(recipe: Recipe, bundle: Bundle, rows: data.RowSource, *, runtime: Runtime) -> Trainer:
     """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's."""
-    model = bundle.model.to(runtime.device)
+    model = bundle.model
     ema = EMA(model, recipe.optim.ema)
     for network in (model, ema.module):
-        runtime.compile(network)
+        runtime.place(network)
     return Trainer(
         model,
         make_objective(recipe.objective, bundle.path),
-        make_feed(rows, recipe.train.batch_size, recipe.train.accumulate, bos_id=bundle.bos_id),
+        make_feed(
+            rows,
+            recipe.train.batch_size,
+            recipe.train.accumulate,
+            bos_id=bundle.bos_id,
+            processes=runtime.processes,
+        ),
         optimiser=Optimiser(model, recipe.optim, steps=recipe.train.steps),
         ema=ema,
         runtime=runtime,
@@ -206,14 +241,27 @@ def make_rows(recipe: Recipe, bundle: Bundle, out: Path) -> data.RowSource:
     return pairs
 
 
-def make_feed(rows: data.RowSource, batch_size: int, accumulate: int = 1, *, bos_id: int | None = None) -> Feed:
+def make_feed(
+    rows: data.RowSource,
+    batch_size: int,
+    accumulate: int = 1,
+    *,
+    bos_id: int | None = None,
+    processes: Processes = ALONE,
+) -> Feed:
     """Micro-batches of training rows; with `bos_id`, a row of text begins with that token, given, and loses its last.
 
     Pairs come from a sampler, which has put the token there already.
     """
+    portion, count = batch_size // accumulate, processes.count
+    if portion % count:
+        raise ValueError(
+            f"train.batch_size is {batch_size} in {accumulate} portions over {count} processes; "
+            f"allowed are multiples of {accumulate * count}, so that every process has as many rows"
+        )
 
     def feed(start: int) -> Iterator[MicroBatch]:
-        for part in data.batches(rows, batch_size // accumulate, start):
+        for part in data.batches(rows, portion, start, rank=processes.rank, num_ranks=count):
             x_1, real, given = part.x_1, part.real, None
             if bos_id is not None:
                 given = torch.zeros_like(real)
@@ -222,7 +270,8 @@ def make_feed(rows: data.RowSource, batch_size: int, accumulate: int = 1, *, bos
                 x_1 = torch.cat([torch.full_like(x_1[:, :1], bos_id), x_1[:, :-1]], 1)
                 real = torch.cat([real[:, :1], real[:, :-1]], 1)
             whole = bool(real.all())
-            batch = Batch(x_1, x_0=part.x_0, real=None if whole else real, given=given, size=batch_size)
+            real_or_all = None if whole else real
+            batch = Batch(x_1, x_0=part.x_0, real=real_or_all, given=given, size=batch_size, processes=count)
             yield MicroBatch(batch, part.samples, part.next_sample)
 
     return feed
@@ -239,8 +288,12 @@ def _named(known: Mapping[str, _T], name: str, where: str) -> _T:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def prepare_corpus(config: DataConfig, folder: Path, tokenizer: data.Tokenizer | None = None) -> data.Corpus:
+def prepare_corpus(
+    config: DataConfig, folder: Path, tokenizer: data.Tokenizer | None = None, *, processes: int = 1
+) -> data.Corpus:
     """The packed corpus in a folder, made from the inputs unless it is there; `tokenizer` wins over the config's.
+
+    processes   that encode text; the corpus is the same, byte for byte
 
     Without inputs the corpus must be there already, which suits machines that hold the tokens but not the text.
     """
@@ -252,7 +305,7 @@ def prepare_corpus(config: DataConfig, folder: Path, tokenizer: data.Tokenizer |
     documents = data.open_documents(config.inputs, config.separator, config.field, max_documents=config.max_documents)
     if tokenizer is None:
         tokenizer = _tokenizer(config, folder, documents, prepared=prepared)
-    corpus = data.prepare(documents, tokenizer, folder)
+    corpus = data.prepare(documents, tokenizer, folder, processes=processes)
     for kept in folder.parent.glob(f"{folder.name}.*.tokenizer.json"):
         kept.unlink()
     return corpus
@@ -387,7 +440,7 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
         other = DiT(replace(model.config, dropout=recipe.model.dropout))
         other.load_state_dict(model.state_dict())
         model = other
-    if recipe.objective.kind == "fewstep" and model.config.conditioning != "step":
+    if recipe.objective.kind == "fewstep" and not model.config.is_step_aware:
         model = model.step_aware(seed=recipe.train.seed)
     return model
 
@@ -396,7 +449,7 @@ def _bundle(
     recipe: Recipe, model: DiT, path: flow.Path, *, tokenizer: data.Tokenizer, bos_id: int | None = None
 ) -> Bundle:
     budgets = None
-    if model.config.conditioning == "step":
+    if model.config.is_step_aware:
         budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
     text = {"inputs": list(recipe.data.inputs)} if recipe.data.pairs is None else {"pairs": recipe.data.pairs}
     facts = {"objective": asdict(recipe.objective), "data": text}
@@ -408,6 +461,137 @@ def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half:
     bundle = _from_llama2c(section, config, seed=0)
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
     return bundle
+
+
+# --- the paper's released weights -------------------------------------------------------------------------------------
+
+_WEIGHTS = {"ema": "averaged weights", "raw": "weights as trained", "teacher": "the teacher's weights"}
+_RELEASED_BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4, ... 1024 steps
+
+
+def import_weights(
+    file: str | Path,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    weights: WeightsName | None = None,
+    tokenizer: str = "gpt2",
+    half: bool = False,
+    console: Console | None = None,
+) -> Bundle:
+    """Make a checkpoint folder of one of the paper's released .pth files; nothing in the file is run.
+
+    Tensors are read, checked and written one at a time, so the bundle that is returned has the model's shapes alone.
+
+    preset, config   the settings: a size of the paper's, or a JSON file; neither: what the tensors tell
+    weights          `ema`, `raw` or `teacher`; None: the averaged ones, and those as trained if there are none
+    """
+    if preset is not None and config is not None:
+        raise ValueError(f"both preset {preset!r} and config {str(config)!r} are given; the settings come from one")
+    settings = Settings() if preset is None else preset_settings(preset)
+    settings = settings if config is None else read_settings(config)
+    check_new(Path(out))
+    console = console or Console(stderr=True)
+    dtype = torch.float16 if half else torch.float32
+    with open_released(file, settings, weights, dtype=dtype) as released:
+        bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
+        with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
+            about = {"file": released.path.name, "group": released.group, "sha256": _sha256(released.path)}
+            bundle = replace(bundle, facts={**bundle.facts, "imported": about})
+            save_model(out, bundle, dtype=dtype, tensors=released)
+    return bundle
+
+
+def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Bundle:
+    """Everything but the weights; with one more token than the tokenizer has, the source is the mask."""
+    network, settings, num_tokens = released.config, released.settings, tokenizer.vocab_size
+    masked = settings.source == "mask" or (settings.source is None and network.vocab_size == num_tokens + 1)
+    known = network.vocab_size - masked
+    if known > num_tokens:
+        raise ValueError(
+            f"{released.path} has {known} tokens and the tokenizer only {num_tokens}; name the model's own tokenizer"
+        )
+    if known < num_tokens:
+        console.print(
+            f"warning: the model knows only the first {known} of the tokenizer's {num_tokens} tokens; "
+            "it can write with it, but not read every text",
+            highlight=False,
+            soft_wrap=True,
+        )
+    with torch.device("meta"):
+        model = DiT(network).eval()
+    facts: dict[str, Any] = {"weights": _WEIGHTS[released.kind]}
+    if released.training_step is not None:
+        facts["training_step"] = released.training_step
+    return Bundle(
+        model,
+        flow.Path((flow.MaskSource if masked else flow.UniformSource)(network.vocab_size)),
+        tokenizer,
+        length=settings.length,
+        budgets=_RELEASED_BUDGETS if network.is_step_aware else None,
+        facts=facts,
+    )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# --- what a run will need ---------------------------------------------------------------------------------------------
+
+
+def make_workload(recipe: Recipe) -> Workload:
+    """The numbers of a recipe that decide its memory and time; nothing is read but the header of its parent."""
+    _check(recipe)
+    stages, share = 0, 0.0
+    objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    if isinstance(objective, FewStepObjective):
+        stages = len(objective.teacher.tableau.stages)
+        chances = objective.weights.probabilities(objective.step_sizes, 0)
+        share = float(chances[objective.step_sizes >= objective.path_below_h].sum())
+    on_cpu = recipe.runtime.device == "cpu"
+    return Workload(
+        model=_planned_model(recipe),
+        length=recipe.data.length,
+        batch_size=recipe.train.batch_size,
+        accumulate=recipe.train.accumulate,
+        steps=recipe.train.steps,
+        bfloat16=recipe.runtime.precision == "bfloat16" or (recipe.runtime.precision == "auto" and not on_cpu),
+        stages=stages,
+        teacher_share=share,
+    )
+
+
+def _planned_model(recipe: Recipe) -> ModelConfig:
+    """The network that a run would train, without its weights: a parent may still be a recipe itself."""
+    section = recipe.model
+    if section.preset is not None:
+        return model_config(recipe, make_path(recipe.flow, _num_tokens(recipe)).source.vocab_size)
+    if section.parent is None:
+        raise ValueError("model.llama2c decides the size when it is converted; fsdfm convert it, and name model.parent")
+    if Path(section.parent).is_dir():
+        config = load_model(section.parent, device="meta").model.config
+    else:
+        recipes = [load_recipe(name) for name in recipe_names()]
+        parents = [other for other in recipes if other.out == section.parent]
+        if not parents:
+            raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
+        config = _planned_model(parents[0])
+    if recipe.objective.kind == "fewstep" and not config.is_step_aware:
+        config = replace(config, conditioning="step")
+    return config if section.dropout is None else replace(config, dropout=section.dropout)
+
+
+def _num_tokens(recipe: Recipe) -> int:
+    spec = recipe.data.tokenizer or ""
+    if spec.startswith("bpe:") and spec[4:].isdecimal():
+        return int(spec[4:])
+    return {"gpt2": 50257, "bytes": 257}.get(spec) or data.make_tokenizer(spec).vocab_size
 
 
 # --- coupled pairs ----------------------------------------------------------------------------------------------------
@@ -450,30 +634,46 @@ def make_pairs(
 
 def _fit(trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, console: Console) -> Result:
     """Train with everything written down."""
+    processes = trainer.processes
     metrics, samples = JsonLines(out / "metrics.jsonl"), JsonLines(out / "samples.jsonl")
-    for file in (metrics, samples):
-        file.rewind(trainer.training_step)
-    board = tensorboard(out / "tensorboard")
+    board = None
+    if processes.is_first:
+        for file in (metrics, samples):
+            file.rewind(trainer.training_step)
+        board = tensorboard(out / "tensorboard")
 
     def save(trainer: Trainer) -> None:
         state = trainer.state()
         facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
         assert isinstance(trainer.ema.module, DiT)
         average = replace(bundle, model=trainer.ema.module, facts=facts)
-        save_checkpoint(out / CHECKPOINTS, average, state.tensors, numbers=state.numbers, keep=recipe.train.keep)
+        save_checkpoint(
+            out / CHECKPOINTS,
+            average,
+            state.tensors,
+            numbers=state.numbers,
+            keep=recipe.train.keep,
+            processes=processes,
+        )
 
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
 
         def report(report: Report) -> None:
+            if not processes.is_first:
+                return
             metrics.write(report.to_json())
             bar.report(report)
             if board is not None:
                 board(report)
 
-        def show_samples(trainer: Trainer) -> None:
-            texts = sample_texts(trainer.ema.module, bundle, recipe, training_step=trainer.training_step)
+        def show_samples(trainer: Trainer) -> None:  # by all processes, which may share the weights
+            with trainer.runtime.autocast():
+                texts = sample_texts(trainer.ema.module, bundle, recipe, training_step=trainer.training_step)
+            trainer.runtime.settle(trainer.ema.module)
+            if not processes.is_first:
+                return
             samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
             bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
 
@@ -482,7 +682,7 @@ def _fit(trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, console
             others.append(Every(recipe.sample.every, show_samples))
         trainer.hooks = Hooks(save=save, report=report, others=others)
         finished = trainer.fit(stop)
-    return Result(out, trainer.training_step, finished)
+    return Result(out, trainer.training_step, finished, speaks=processes.is_first)
 
 
 def sample_texts(model: Any, bundle: Bundle, recipe: Recipe, *, training_step: int) -> list[str]:
@@ -507,7 +707,7 @@ def sample_texts(model: Any, bundle: Bundle, recipe: Recipe, *, training_step: i
     return [bundle.tokenizer.decode(row) for row in x_1.tolist()]
 
 
-def _claim(out: Path) -> None:
+def _check_writable(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".lock"

@@ -155,6 +155,33 @@ def test_whatever_a_crash_leaves_on_the_disk_is_continued(tmp_path: Path, monkey
     assert min(num_encoded) < max(num_encoded) / 5, "nothing was continued"
 
 
+@pytest.mark.slow
+def test_processes_make_the_same_bytes(tmp_path: Path, trained: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when begun by one process, interrupted, and finished by three."""
+    monkeypatch.setattr(module, "_BATCH_CHARS", 100)
+    monkeypatch.setattr(module, "_SAVE_SECONDS", 0.0)
+    one = contents(make(STORY, trained, tmp_path / "one").folder)
+    prepare(STORY, trained, tmp_path / "three", progress=False, processes=3)
+    assert contents(tmp_path / "three") == one
+
+    @dataclass(frozen=True)
+    class Stopping(Made):
+        def chunks(self) -> Iterator[Chunk]:
+            for number, chunk in enumerate(super().chunks()):
+                if number == 150:
+                    raise KeyboardInterrupt
+                yield chunk
+
+    for processes, folder in ((1, "mixed"), (2, "pair")):
+        with pytest.raises(KeyboardInterrupt):
+            prepare(Stopping(STORY.documents), trained, tmp_path / folder, progress=False, processes=processes)
+        assert (tmp_path / f"{folder}.partial").is_dir()
+        prepare(STORY, trained, tmp_path / folder, progress=False, processes=3 - processes)
+        assert contents(tmp_path / folder) == one
+    with pytest.raises(ValueError, match="processes is 0; allowed"):
+        prepare(STORY, trained, tmp_path / "none", processes=0)
+
+
 def test_an_interrupt_keeps_everything_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BATCH_CHARS", 50)
     whole = contents(make(STORY, BYTES, tmp_path / "whole").folder)

@@ -251,3 +251,30 @@ def test_coupled_pairs_bring_their_own_x_0():
 def test_bad_temperature_is_an_error():
     with pytest.raises(ValueError, match="allowed"):
         FewStepObjective(Path(UniformSource(3), PolynomialSchedule()), temperature=0)
+
+
+def test_processes_ask_a_teacher_together_or_not_at_all():
+    """A rank without rows for the teacher still asks it, as often as the others: its weights may be shared out."""
+    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    objective = FewStepObjective(path, teacher=ShortcutTeacher(TABLEAUS["rk4"]))
+    whole, noise = batch_of(path)
+    asked = []
+
+    class Teacher(MixerNet):
+        def trunk(self, x_t, t, h):
+            asked.append(len(x_t))
+            return super().trunk(x_t, t, h)
+
+    teacher, total = Teacher(VOCAB, seed=1), 0.0
+    for rows in (slice(0, 8), slice(8, 32)):  # the first rows take the smallest step, and with it the path loss
+        asked.clear()
+        part = Batch(whole.x_1[rows], size=BATCH, processes=2)
+        outcome = objective(model, part, noise[rows], training_step=0, ema=teacher)
+        assert len(asked) == 4
+        assert asked[0] == max(1, int((outcome.h >= 2.0**-9).sum()))
+        total += float(outcome.loss) * len(part.x_1) / BATCH
+    expected = objective(model, Batch(whole.x_1, size=BATCH), noise, training_step=0, ema=teacher)
+    assert total == pytest.approx(float(expected.loss), rel=1e-6)
+    asked.clear()
+    objective(model, Batch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
+    assert not asked  # one process asks only for what it needs

@@ -1,5 +1,6 @@
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from fsdfm.flow import Path, UniformSource
 from fsdfm.learn.objective import Batch, FewStepObjective, Outcome, PathObjective
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser, WithoutDropout
-from fsdfm.learn.report import EntropyAlarm, own_entropy
+from fsdfm.learn.report import EntropyAlarm, Tally, own_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
 from fsdfm.learn.trainer import Every, Hooks, MicroBatch, Trainer, TrainerConfig, TrainingState
 from fsdfm.noise import Noise, Purpose
@@ -95,14 +96,38 @@ def test_accumulation_changes_no_gradient():
     assert one.next_sample == four.next_sample == 96
 
 
-def test_dropout_depends_on_seed_step_and_sample_only():
-    runtime = Runtime(RuntimeConfig(device="cpu"))
-    drawn = {}
-    for address in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]:
-        runtime.seed_dropout(address[0], address[1], sample=address[2])
-        number = float(torch.rand(()))
-        assert drawn.setdefault(address, number) == number
-    assert len(set(drawn.values())) == 4
+def test_portions_drop_what_the_whole_batch_drops():
+    """Dropout belongs to the sample, so that the split of a batch changes neither losses nor gradients."""
+    reports = {1: [], 4: []}
+    for accumulate, found in reports.items():
+        trainer = make("fewstep", accumulate=accumulate, steps=3)
+        trainer.config = replace(trainer.config, log_every=1)
+        trainer.hooks = Hooks(report=found.append)
+        trainer.fit()
+    for one, four in zip(*reports.values(), strict=True):
+        assert four.loss == pytest.approx(one.loss, abs=1e-5)
+        assert four.grad_norm == pytest.approx(one.grad_norm, abs=1e-5)
+
+
+def test_tallies_of_parts_are_the_tally_of_the_whole():
+    trainer = make("fewstep", network=MixerNet)
+    portion = next(trainer.feed(0))
+    whole, parts = Tally(), [Tally(), Tally()]
+
+    def add(tally, rows):
+        noise = Noise(0, portion.samples[rows])
+        batch = Batch(portion.batch.x_1[rows], size=8, processes=2)
+        outcome = trainer.objective(trainer.model, batch, noise, training_step=0, ema=trainer.teacher)
+        tally.add(outcome, batch.x_1.numel())
+
+    add(whole, slice(None))
+    for rank, tally in enumerate(parts):
+        add(tally, slice(rank, None, 2))
+    parts[0].take(parts[1])
+    assert parts[0].tokens == whole.tokens
+    assert parts[0].means() == pytest.approx(whole.means(), rel=1e-5)
+    for h, row in whole.loss_by_h_t().items():
+        assert parts[0].loss_by_h_t()[h] == pytest.approx(row, rel=1e-4)
 
 
 def test_it_learns():

@@ -205,3 +205,16 @@ def test_bfloat16_autocast_runs_and_agrees(config: ModelConfig) -> None:
 @pytest.mark.parametrize("config", [SMALL, LLAMA])
 def test_no_rows_give_no_logits(config: ModelConfig) -> None:
     assert build(config)(torch.zeros(0, 10, dtype=torch.int64), torch.zeros(0)).shape == (0, 10, 37)
+
+
+def test_fused_conditioning_tells_every_block_its_own_of_t_and_h() -> None:
+    model = build(replace(SMALL, conditioning="fused"))
+    x_t, t, h = batch()
+    conditions = model.conditioning(t, h)
+    assert [c.shape for c in conditions] == [(3, 16)] * (SMALL.num_blocks + 1)
+    assert not torch.allclose(conditions[0], conditions[1])
+    assert not torch.allclose(model(x_t, t, h), model(x_t, t, h / 2), atol=1e-4)
+    assert not torch.allclose(model(x_t, t, h), model(x_t, t / 2, h), atol=1e-4)
+    assert model.config.is_step_aware
+    with pytest.raises(ValueError, match="h is None"):
+        model(x_t, t)

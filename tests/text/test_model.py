@@ -7,9 +7,9 @@ import torch
 import fsdfm
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import JUMPS, Grid, Path, PolynomialSchedule
+from fsdfm.network import Network
 from fsdfm.runtime import Runtime, RuntimeConfig
 from fsdfm.text import LanguageModel, Settings
-from fsdfm.text.network import Network
 from fsdfm.text.walk import cut_blocks
 from tiny_models import BYTES, SOURCES, known_bundle, random_bundle, wants
 

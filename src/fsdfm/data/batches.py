@@ -120,7 +120,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches from sample `start` on, without end; of a global batch of `batch_size` rows each rank gets its share.
 
-    To resume, start at the `next_sample` of the last batch used, which is the same on every rank.
+    A rank takes every `num_ranks`-th row: neighbours, which few-step training gives like step sizes and with them like
+    work, go to different ranks. To resume, start at the `next_sample` of the last batch used, the same on every rank.
     """
     if batch_size < 1 or num_ranks < 1 or batch_size % num_ranks:
         raise ValueError(f"batch_size is {batch_size}; allowed are positive multiples of the {num_ranks} ranks")
@@ -132,10 +133,8 @@ def batches(
 
 
 def _batches(source: RowSource, batch_size: int, start: int, *, rank: int, num_ranks: int) -> Iterator[Batch]:
-    share = batch_size // num_ranks
     while True:
-        first = start + rank * share
-        rows = source.rows(range(first, first + share))
+        rows = source.rows(range(start + rank, start + batch_size, num_ranks))
         start += batch_size
         yield replace(rows, next_sample=start)
 

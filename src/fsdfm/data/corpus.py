@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -179,14 +183,19 @@ class Corpus:
         )
 
 
-def prepare(documents: Documents, tokenizer: Tokenizer, folder: str | Path, *, progress: bool = True) -> Corpus:
+def prepare(
+    documents: Documents, tokenizer: Tokenizer, folder: str | Path, *, progress: bool = True, processes: int = 1
+) -> Corpus:
     """Tokenize documents into a packed corpus, in constant memory; interrupted, it continues when called again.
 
         documents = open_documents("stories.txt", separator="<|endoftext|>")
         corpus = prepare(documents, Tokenizer.bytes(), "corpus")
 
     A finished corpus of the same source and tokenizer is returned as it is; anything else in the folder is an error.
+    With several `processes` one reads and writes and the others encode: the same bytes, interrupted or not.
     """
+    if processes < 1:
+        raise ValueError(f"processes is {processes}; allowed are whole numbers >= 1")
     folder = Path(folder).resolve()
     header = Header.new(documents, tokenizer)
     if (folder / _HEADER).exists():
@@ -196,7 +205,7 @@ def prepare(documents: Documents, tokenizer: Tokenizer, folder: str | Path, *, p
         header = found
     if not header.complete:
         with _Writer(partial, header) as writer:
-            _fill(writer, documents, tokenizer, progress=progress)
+            _fill(writer, documents, tokenizer, progress=progress, processes=processes)
         _finish(writer, tokenizer)
     with _writing(folder):
         if folder.exists():
@@ -226,16 +235,62 @@ def _start(folder: Path) -> Path:
     return partial
 
 
-def _fill(writer: _Writer, documents: Documents, tokenizer: Tokenizer, *, progress: bool) -> None:
+def _fill(writer: _Writer, documents: Documents, tokenizer: Tokenizer, *, progress: bool, processes: int) -> None:
     pieces = islice(cut(documents.chunks()), writer.header.num_pieces, None)
-    with _bar(progress) as bar:
+    with _bar(progress) as bar, _encoder(tokenizer, processes) as encode:
         task = bar.add_task("tokenize", total=None, tokens="")
-        for batch in _batched(pieces):
-            texts = [piece.text if piece.first else tokenizer.continuation(piece.text) for piece in batch]
-            writer.append(batch, tokenizer.encode_batch(texts))
+        for batch, ids in encode(_batched(pieces)):
+            writer.append(batch, ids)
             done, header = batch[-1].done, writer.header
             counts = f"{header.num_documents:,} documents, {header.num_tokens:,} tokens"
             bar.update(task, total=None if done is None else 1.0, completed=done or 0.0, tokens=counts)
+
+
+_Encoded = Iterator[tuple[list[Piece], list[list[int]]]]
+
+
+@contextmanager
+def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[Callable[[Iterable[list[Piece]]], _Encoded]]:
+    """From batches to (batch, tokens), in order: here, or in processes with at most two batches each under way."""
+    if processes == 1:
+        yield lambda batches: ((batch, _encode(tokenizer, batch)) for batch in batches)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_begin_encoding, initargs=(tokenizer.definition,)
+    ) as pool:
+
+        def encode(batches: Iterable[list[Piece]]) -> _Encoded:
+            under_way: deque[tuple[list[Piece], Future[list[list[int]]]]] = deque()
+            for batch in batches:
+                under_way.append((batch, pool.submit(_encode_there, batch)))
+                if len(under_way) >= 2 * processes:
+                    first, future = under_way.popleft()
+                    yield first, future.result()
+            for first, future in under_way:
+                yield first, future.result()
+
+        try:
+            yield encode
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _encode(tokenizer: Tokenizer, batch: list[Piece]) -> list[list[int]]:
+    return tokenizer.encode_batch([p.text if p.first else tokenizer.continuation(p.text) for p in batch])
+
+
+_THERE: list[Tokenizer] = []  # of a process that encodes
+
+
+def _begin_encoding(definition: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that writes is the one to hear it
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as many processes as were asked for, and no threads beside them
+    _THERE[:] = [Tokenizer(definition)]
+
+
+def _encode_there(batch: list[Piece]) -> list[list[int]]:
+    return _encode(_THERE[0], batch)
 
 
 def _finish(writer: _Writer, tokenizer: Tokenizer) -> None:

@@ -7,6 +7,7 @@ shortcut teacher on large ones. Losses are float32 and computed a few rows at a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Batch:
     real    positions that hold data, bool [B, L]; None: all
     given   positions that are never noised and never scored, bool [B, L], such as the first; None: none
     size    samples in the whole batch over all processes; None: those here
+    processes   how many compute parts of it at this moment: all of them ask the teacher, or none
     """
 
     x_1: Tensor
@@ -49,17 +51,19 @@ class Batch:
     real: Tensor | None = None
     given: Tensor | None = None
     size: int | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The loss to minimise, and what happened: per-sample tensors [B] and numbers."""
+    """The loss to minimise, and what happened: per-sample tensors [B], numbers, and what each is the mean over."""
 
     loss: Tensor
     t: Tensor
     h: Tensor
     sample_loss: Tensor
     logs: dict[str, float]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Objective(Protocol):
@@ -230,7 +234,8 @@ class PathObjective:
         losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss, exits=exits)
         total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=self.chunk)
         logs = {"loss": float(total.detach()), "exit_rate": _scored_mean(exits, rows)}
-        return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs)
+        counts = {"exit_rate": int(rows.scorable.sum())}
+        return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs, counts)
 
 
 @dataclass(frozen=True)
@@ -276,6 +281,10 @@ class FewStepObjective:
         takes_path = h < self.path_below_h
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
         logs: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        if batch.processes > 1 and bool(takes_path.all()):
+            # A sharded teacher is brought together by all processes or not at all: ask about a row that needs none.
+            self.teacher.target(ema, self.path, rows.x_t[:1], t=t[:1], h=h[:1], noise=noise[:1])
         for name, chosen in (("path", takes_path), ("distil", ~takes_path)):
             if not bool(chosen.any()):
                 continue
@@ -300,9 +309,11 @@ class FewStepObjective:
             branch_samples = _by_sample(per_row, part, len(h))
             sample_loss[picked.to(device)] = branch_samples
             logs[name + "_loss"] = float(branch_samples.mean())
-            logs["exit_rate" if name == "path" else "target_entropy"] = _scored_mean(noted, part)
+            noted_as = "exit_rate" if name == "path" else "target_entropy"
+            logs[noted_as] = _scored_mean(noted, part)
+            counts |= {name + "_loss": len(picked), noted_as: int(part.scorable.sum())}
         logs["loss"] = float(total.detach())
-        return Outcome(total, t, h, sample_loss, logs)
+        return Outcome(total, t, h, sample_loss, logs, counts)
 
 
 def _pick(rows: _Rows, samples: Tensor) -> _Rows:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdfm.learn.teacher import TrainableDenoiser
+from fsdfm.runtime import is_sharded, local
 
 __all__ = ["EMA", "OptimConfig", "Optimiser", "WithoutDropout"]
 
@@ -80,7 +81,11 @@ class Optimiser:
 
     def clip(self) -> float:
         """Scale the gradients to a norm of at most `clip`; the norm they had, nan or inf where they are broken."""
-        return float(nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip))
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        if is_sharded(norm):
+            norm = norm.full_tensor()  # type: ignore[attr-defined]  # over the shares of all processes
+        nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
+        return float(norm)
 
     def step(self, training_step: int) -> None:
         """Move the weights, and forget the gradients."""
@@ -97,6 +102,13 @@ class Optimiser:
         """The moments of every parameter, by `exp_avg.NAME`, `exp_avg_sq.NAME` and `step.NAME`."""
         moments = {name: self._adamw.state.get(p, {}) for name, p in self.parameters.items()}
         return {f"{kind}.{name}": state[kind] for name, state in moments.items() for kind in _MOMENTS if kind in state}
+
+    def blank(self) -> dict[str, Tensor]:
+        """Tensors of the shapes and places of `state` after a step, to be filled and loaded."""
+        moments = {
+            f"{kind}.{name}": torch.zeros_like(p) for name, p in self.parameters.items() for kind in _MOMENTS[:2]
+        }
+        return {**moments, **{f"step.{name}": torch.zeros(()) for name in self.parameters}}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up the moments that `state` gave."""
@@ -136,8 +148,8 @@ class EMA:
     @torch.no_grad()
     def update(self, model: nn.Module, training_step: int) -> None:
         """Move towards the model's weights; buffers are copied."""
-        average: list[Tensor] = list(self.module.parameters())
-        current: list[Tensor] = list(model.parameters())
+        average = [local(p) for p in self.module.parameters()]
+        current = [local(p) for p in model.parameters()]
         torch._foreach_lerp_(average, current, 1 - self.beta_at(training_step))
         for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)

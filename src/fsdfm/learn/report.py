@@ -50,12 +50,13 @@ class Report:
 
 
 class Tally:
-    """Sums over the outcomes since the last report."""
+    """Sums over the outcomes since the last report, here or on several processes."""
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self.logs: dict[str, list[float]] = defaultdict(list)
+        self.logs: dict[str, dict[int, list[float]]] = {}  # name -> portion -> [sum, count]
         self.norms: list[float] = []
+        self.portions = 0
         self.tokens = 0
         self.steps = 0
 
@@ -64,8 +65,20 @@ class Tally:
         for t, h, loss in zip(outcome.t.tolist(), outcome.h.tolist(), outcome.sample_loss.tolist(), strict=True):
             self.cells[round(math.log2(h)), min(int(t * _TIME_BINS), _TIME_BINS - 1)].append(loss)
         for name, value in outcome.logs.items():
-            self.logs[name].append(value)
+            count = outcome.counts.get(name, 1)
+            self.logs.setdefault(name, {})[self.portions] = [value * count, count]
+        self.portions += 1
         self.tokens += tokens
+
+    def take(self, other: Tally) -> None:
+        """Add what another process noted about its rows of the same portions."""
+        for cell, losses in other.cells.items():
+            self.cells[cell] += losses
+        for name, portions in other.logs.items():
+            for portion, (total, count) in portions.items():
+                mine = self.logs.setdefault(name, {}).setdefault(portion, [0.0, 0.0])
+                mine[0], mine[1] = mine[0] + total, mine[1] + count
+        self.tokens += other.tokens
 
     def loss_by_h_t(self) -> dict[str, dict[str, float]]:
         """The mean loss by log2 h and by the quarter of [0, 1) that t lies in."""
@@ -75,8 +88,11 @@ class Tally:
         return table
 
     def means(self) -> dict[str, float]:
-        """The mean of everything the objective noted, over the batches where it did."""
-        return {name: _mean(values) for name, values in self.logs.items()}
+        """The mean of everything the objective noted, over the portions where it did."""
+        return {
+            name: _mean([total / count for total, count in portions.values() if count])
+            for name, portions in self.logs.items()
+        }
 
 
 def _mean(values: list[float]) -> float:

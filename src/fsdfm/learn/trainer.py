@@ -1,14 +1,16 @@
 """The visible loop: one trainer for every objective.
 
 The state of a run is (training step, next sample), the weights, their average and the optimiser's moments. All noise
-is addressed by sample, and dropout is seeded by (seed, training step, sample), so a resumed run is the same run.
+is addressed by sample, dropout by (seed, training step, sample), so a resumed run is the same run and so is one on
+another number of processes. Every process runs this loop on its rows; what they must agree on passes `processes`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -122,6 +124,7 @@ class Trainer:
         self.optimiser, self.ema, self.runtime, self.config = optimiser, ema, runtime, config
         self.teacher: TrainableDenoiser = ema.module if teacher is None else teacher  # type: ignore[assignment]
         self.hooks = hooks or Hooks()
+        self.processes, self.student = runtime.processes, runtime.student(model)
         self.alarm = EntropyAlarm(config.entropy_alarm)
         self.training_step = self.next_sample = self.tokens = 0
         self.last_loss = math.nan
@@ -135,7 +138,7 @@ class Trainer:
         self._learn_reference()
         portions = self.feed(self.next_sample)
         while self.training_step < self.config.steps:
-            if stop():
+            if self.processes.any(stop()):
                 self._save()
                 return False
             started = time.perf_counter()
@@ -151,39 +154,45 @@ class Trainer:
         self.optimiser.forget()
         seen: list[MicroBatch] = []
         losses: list[float] = []
-        for _ in range(self.config.accumulate):
+        for left in reversed(range(self.config.accumulate)):
             portion = next(portions)
             seen.append(portion)
-            outcome = self._outcome(portion)
-            losses.append(outcome.logs["loss"])
-            if not math.isfinite(losses[-1]):
-                raise self._diverged(f"the loss is {losses[-1]}", _broken_samples(portion, outcome))
-            (outcome.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
-            self._tally.add(outcome, portion.batch.x_1.numel())
+            with self.runtime.accumulating(self.student) if left else nullcontext():
+                losses.append(self._learn(portion))
         norm = self.optimiser.clip()
         if not math.isfinite(norm):
             raise self._diverged(f"the gradient's norm is {norm}", torch.cat([part.samples for part in seen]).tolist())
         self.optimiser.step(self.training_step)
+        self.runtime.settle(self.model, self.ema.module)
         self.ema.update(self.model, self.training_step)
         self._tally.norms.append(norm)
         self._tally.steps += 1
         self.last_loss = sum(losses) / len(losses)
-        self.tokens += sum(part.batch.x_1.numel() for part in seen)
+        self.tokens += self.processes.count * sum(part.batch.x_1.numel() for part in seen)
         self.training_step += 1
         self.next_sample = seen[-1].next_sample
 
+    def _learn(self, portion: MicroBatch) -> float:
+        """Add the gradient of a portion; its loss over all processes."""
+        outcome = self._outcome(portion)
+        loss = self.processes.mean(outcome.logs["loss"])
+        if not math.isfinite(loss):  # on every process: none goes on to wait for another's gradient
+            raise self._diverged(f"the loss is {loss}", _broken_samples(portion, outcome))
+        (outcome.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
+        self._tally.add(outcome, portion.batch.x_1.numel())
+        return loss
+
     def _outcome(self, portion: MicroBatch) -> Outcome:
-        self.runtime.seed_dropout(self.config.seed, self.training_step, sample=int(portion.samples[0]))
-        noise = Noise(self.config.seed, portion.samples)
+        seed, samples = self.config.seed, portion.samples
         batch = _moved(portion.batch, self.runtime.device)
-        with self.runtime.autocast():
+
+        def outcome(model: TrainableDenoiser) -> Outcome:
             return self.objective(
-                self.model,  # type: ignore[arg-type]
-                batch,
-                noise,
-                training_step=self.training_step,
-                ema=self.teacher,
+                model, batch, Noise(seed, samples), training_step=self.training_step, ema=self.teacher
             )
+
+        with self.runtime.dropout(seed, self.training_step, samples), self.runtime.autocast():
+            return self.student(outcome)  # type: ignore[no-any-return]
 
     def _between_steps(self) -> None:
         if self.training_step % self.config.log_every == 0 or self.training_step == self.config.steps:
@@ -201,6 +210,7 @@ class Trainer:
 
     def _diverged(self, what: str, samples: list[int]) -> ValueError:
         self.optimiser.forget()
+        samples = sorted(sample for part in self.processes.gather(samples) for sample in part)
         shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
         return ValueError(
             f"{what} at training step {self.training_step}, on the samples {shown}; what was saved before is whole: "
@@ -210,7 +220,7 @@ class Trainer:
     # --- what it says -------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        tally, seconds = self._tally, max(self._seconds, 1e-9)
+        tally, seconds = self._joined(self._tally), max(self._seconds, 1e-9)
         self._tally, self._seconds = Tally(), 0.0
         if not tally.steps:
             return
@@ -236,23 +246,31 @@ class Trainer:
         objective = own_entropy(self.objective)
         if objective is None or self.alarm.reference is not None or self.training_step:
             return
-        portions, found = self.feed(self.next_sample), []
+        portions, tally = self.feed(self.next_sample), Tally()
         student: TrainableDenoiser = self.model.eval()  # type: ignore[assignment]
         for _ in range(_REFERENCE_BATCHES * self.config.accumulate):
             portion = next(portions)
             noise = Noise(self.config.seed, portion.samples)
             batch = _moved(portion.batch, self.runtime.device)
             with self.runtime.autocast():
-                logs = objective(student, batch, noise, training_step=0, ema=student).logs
-            found += [logs["target_entropy"]] if "target_entropy" in logs else []
-        self.alarm.reference = sum(found) / len(found) if found else None
+                tally.add(objective(student, batch, noise, training_step=0, ema=student), batch.x_1.numel())
+        self.runtime.settle(self.model)
+        self.alarm.reference = self._joined(tally).means().get("target_entropy")
+
+    def _joined(self, tally: Tally) -> Tally:
+        """What all processes noted."""
+        mine, *others = self.processes.gather(tally)
+        for other in others:
+            mine.take(other)
+        return mine
 
     # --- its state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> TrainingState:
         """Everything but the averaged weights, which are `ema.module`'s."""
-        weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        moments = {f"optimiser.{name}": value for name, value in self.optimiser.state().items()}
+        self.runtime.settle(self.model, self.ema.module)
+        weights = _over("model.", self.model.state_dict())
+        moments = _over("optimiser.", self.optimiser.state())
         numbers: dict[str, float | int | None] = {
             "training_step": self.training_step,
             "next_sample": self.next_sample,
@@ -260,6 +278,11 @@ class Trainer:
             "entropy_reference": self.alarm.reference,
         }
         return TrainingState({**weights, **moments}, numbers)
+
+    def blank(self) -> dict[str, Tensor]:
+        """Tensors of the names, shapes and places of a state, for a reader to fill: the weights are the model's own."""
+        self.runtime.settle(self.model)
+        return {**_over("model.", self.model.state_dict()), **_over("optimiser.", self.optimiser.blank())}
 
     def load(self, state: TrainingState) -> None:
         """Take up a state; the averaged weights are the caller's to load."""
@@ -272,6 +295,10 @@ class Trainer:
         self.training_step = self._saved_step = int(numbers["training_step"] or 0)
         self.next_sample, self.tokens = int(numbers["next_sample"] or 0), int(numbers["tokens"] or 0)
         self.alarm.reference = numbers["entropy_reference"]
+
+
+def _over(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in tensors.items()}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -287,7 +314,9 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
 
 
 def _broken_samples(portion: MicroBatch, outcome: Outcome) -> list[int]:
-    """The samples whose own loss is not finite; all of them where each one's is."""
+    """The samples whose own loss is not finite; all where each one's is but their sum is not."""
+    if math.isfinite(outcome.logs["loss"]):
+        return []  # another process has them
     broken = ~torch.isfinite(outcome.sample_loss.cpu())
     chosen: list[int] = portion.samples[broken if bool(broken.any()) else slice(None)].tolist()
     return chosen

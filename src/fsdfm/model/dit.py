@@ -23,9 +23,9 @@ from fsdfm.model.layers import (
     rotary_phases,
 )
 
-__all__ = ["PRESETS", "Conditioning", "DiT", "ModelConfig", "SharedConditioning", "Sinusoid"]
+__all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
-ConditioningName = Literal["time", "step"]
+ConditioningName = Literal["time", "step", "fused"]
 
 SINUSOID_WIDTH = 256
 SINUSOID_BASE = 10000.0
@@ -40,7 +40,7 @@ class ModelConfig(StackConfig):
     num_blocks: int = 12
     num_heads: int = 12
     cond_width: int = 128
-    conditioning: ConditioningName = "time"  # "step": aware of h too
+    conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -51,6 +51,11 @@ class ModelConfig(StackConfig):
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
+
+    @property
+    def is_step_aware(self) -> bool:
+        """Whether the network knows its step size h."""
+        return self.conditioning != "time"
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ModelConfig:
@@ -92,6 +97,14 @@ class Conditioning(nn.Module, ABC):
     def forward(self, t: Tensor, h: Tensor | None) -> list[Tensor]:
         """Times [B] and step sizes [B] -> num_blocks + 1 conditions, each [B, cond_width]."""
 
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the weights, N(0, 1/fan_in), so that c has order one from the start."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                draw_normal(module.weight, module.in_features**-0.5, generator)
+
 
 class SharedConditioning(Conditioning):
     """One c for all blocks: c = SiLU(W_t phi(t)), and with step size c = SiLU(W_t phi(t) + W_h phi(log2 h)).
@@ -110,20 +123,40 @@ class SharedConditioning(Conditioning):
         """The same c [B, cond_width] for every block; h, 0 < h <= 1, is needed only where the model is step-aware."""
         c = self.time(t)
         if self.step is not None:
-            if h is None:
-                raise ValueError("h is None, but this model is step-aware; give the step sizes, 0 < h <= 1, one a row")
-            c = c + self.step(torch.log2(h))
+            c = c + self.step(torch.log2(_known(h)))
         return [F.silu(c)] * self.num_conditions
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the weights, N(0, 1/fan_in), so that c has order one from the start; W_h = 0."""
-        generator = torch.Generator().manual_seed(seed)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                draw_normal(module.weight, module.in_features**-0.5, generator)
+        """As ever, and W_h = 0."""
+        super().initialise(seed)
         if self.step is not None:
             self.step.out.weight.zero_()
+
+
+class FusedConditioning(Conditioning):
+    """The released few-step weights' way: c = SiLU(W [W_t phi(t); W_h phi(h)]), and c_b = SiLU(W_b c) for block b.
+
+    h enters raw, the fused c is twice as wide, and every block and the head narrow it by a Linear of their own.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.cond_width
+        self.time, self.step = Sinusoid(width), Sinusoid(width)
+        self.fuser = linear(2 * width, 2 * width, bias=True)
+        self.narrow = nn.ModuleList(linear(2 * width, width, bias=True) for _ in range(config.num_blocks + 1))
+
+    def forward(self, t: Tensor, h: Tensor | None) -> list[Tensor]:
+        """A c_b [B, cond_width] for every block and one for the head."""
+        c = F.silu(self.fuser(torch.cat((self.time(t), self.step(_known(h))), dim=-1)))
+        return [F.silu(narrow(c)) for narrow in self.narrow]
+
+
+def _known(h: Tensor | None) -> Tensor:
+    if h is None:
+        raise ValueError("h is None, but this model is step-aware; give the step sizes, 0 < h <= 1, one a row")
+    return h
 
 
 class DiT(nn.Module):
@@ -142,14 +175,14 @@ class DiT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = embedding(config.vocab_size, config.width)
-        conditioning = SharedConditioning(config)
-        self.conditioning: Conditioning = conditioning
+        fused = config.conditioning == "fused"
+        self.conditioning: Conditioning = FusedConditioning(config) if fused else SharedConditioning(config)
         self.blocks = nn.ModuleList(AdaptiveBlock(config, config.cond_width) for _ in range(config.num_blocks))
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
         initialise(self, config.num_blocks, seed)
-        conditioning.initialise(seed + 1)
+        self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
@@ -180,7 +213,7 @@ class DiT(nn.Module):
 
     def step_aware(self, *, seed: int = 0) -> DiT:
         """A step-aware child with this model's weights: its logits equal the parent's, bit for bit, for every h."""
-        if self.config.conditioning == "step":
+        if self.config.is_step_aware:
             raise ValueError("this model is step-aware already; train it as it is")
         child = DiT(replace(self.config, conditioning="step"), seed=seed)
         own = {name: value for name, value in child.state_dict().items() if name.startswith("conditioning.step.")}

@@ -1,7 +1,7 @@
 """Text in, text out: the `lm` object, what it is asked and what it answers.
 
-Reading order: settings (how to sample), request (what is given), network (the model's arithmetic, the same whatever the
-batch), blind (where a text of unknown damage stands in time), walk (the one loop), result, model (`load`, `lm`).
+Reading order: settings (how to sample), request (what is given), blind (where a text of unknown damage stands in time),
+walk (the one loop), result, model (`load`, `lm`).
 """
 
 from fsdfm.text.blind import consistent_time, expected_agreement

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, overload
 import torch
 
 from fsdfm.checkpoint import Bundle, load_model
+from fsdfm.network import Network
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig
-from fsdfm.text.network import Network
 from fsdfm.text.request import Begin, Damage, Request, Typist
 from fsdfm.text.result import Generation, State, pieces_of
 from fsdfm.text.settings import Options, Settings

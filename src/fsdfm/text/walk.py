@@ -18,9 +18,9 @@ from torch import Tensor
 from fsdfm.checkpoint import Bundle
 from fsdfm.flow import Grid, trajectory
 from fsdfm.flow.sampler import LogitsHook, Rows
+from fsdfm.network import Network
 from fsdfm.noise import Noise
 from fsdfm.text.blind import HALVINGS, consistent_time
-from fsdfm.text.network import Network
 from fsdfm.text.request import MAX_BLOCKS, Request
 from fsdfm.text.result import Generation, State, pieces_of
 from fsdfm.text.settings import Settings

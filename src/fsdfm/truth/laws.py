@@ -37,7 +37,6 @@ __all__ = [
 
 BUDGETS = (1, 2, 4, 8)
 _SMOOTHING = 1e-3
-_FLOOR = 1e-12
 
 Tables = dict[int, list[Tensor]]
 """Steps of a uniform grid -> the posterior p_{1|t} in every state at each of its times, float64 [V^L, L, V] each."""
@@ -90,12 +89,9 @@ def _kernel(probs: Tensor, world: World, jump: Jump, *, t: float, t_next: float)
     """The law of every position's next token, given the state: float64 [V^L, L, V]."""
     num_states, length, vocab = probs.shape
     states = all_states(vocab, length)
-    # Next to a probability that rounds to 1 the others are lost in 1 - p, by which the kernel divides.
-    probs = torch.where(probs > 0, probs.clamp(min=_FLOOR), 0.0)
-    probs = probs / probs.sum(-1, keepdim=True)
     redraws = jump.redraws(world.path.schedule, t, t_next).expand(num_states, length)
     stays = torch.nn.functional.one_hot(states, vocab).to(probs)
-    kernel = jump.kernel(probs, states, redraws).clamp(min=0)  # 1 - sum can miss 0 by a rounding
+    kernel = jump.kernel(probs, states, redraws)
     return torch.where(world.path.source.movable(states)[..., None], kernel, stays)
 
 

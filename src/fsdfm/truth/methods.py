@@ -15,6 +15,9 @@ RULES: dict[str, Jump] = {"exact": ExactJump(), "single": SingleJump(), "instant
 TEMPERED = ("rk2", "rk4", "chained", "reflow-2", "reflow-2+rk2")
 """Methods whose controls are the parent at the temperature of equal entropy."""
 
+_CHUNK = 4096
+"""Rows of logits at a time: the vocabularies are tiny, so a whole batch."""
+
 LOSSES: dict[str, PathLoss] = {"cross-entropy": CrossEntropy(), "generalised-kl": GeneralisedKL()}
 
 
@@ -54,14 +57,14 @@ def make_objective(method: Method, path: Path, train_steps: int) -> Objective:
     """What a method minimises; the period of the annealed policy is scaled to reach PU when training ends."""
     loss = LOSSES[method.loss]
     if not method.tableau:
-        return PathObjective(path, loss=loss)
+        return PathObjective(path, loss=loss, chunk=_CHUNK)
     policies: dict[str, StepSizeWeights] = {
         **POLICIES,
         "AG": AnnealedGeometricWeights(period=max(1, train_steps // 11)),
         "TB-20-mirrored": MirroredWeights(POLICIES["TB-20"]),
     }
     teacher = ShortcutTeacher(TABLEAUS[method.tableau], jump=RULES[method.jump], average=method.average)
-    return FewStepObjective(path, teacher=teacher, weights=policies[method.policy], loss=loss)
+    return FewStepObjective(path, teacher=teacher, weights=policies[method.policy], loss=loss, chunk=_CHUNK)
 
 
 _EXACT = Method("exact", start="")

@@ -26,7 +26,7 @@ from fsdfm.truth.worlds import WORLDS, make_world
 __all__ = ["FULL_SETTING", "QUICK_SETTING", "run_truth"]
 
 QUICK_SETTING = Setting(parent_steps=1600, child_steps=400)
-FULL_SETTING = Setting(parent_steps=6400, child_steps=1600)
+FULL_SETTING = Setting(parent_steps=4800, child_steps=600)
 _POLL_SECONDS = 0.5
 
 Unit = tuple[str, int, tuple[Method, ...]]

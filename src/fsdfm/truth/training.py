@@ -75,7 +75,7 @@ def train(
     averaged: list[Tensor] = list(ema.step_aware_parameters() if step_aware else ema.plain_parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)
-    optimiser = torch.optim.Adam(parameters, lr=lessons.learning_rate, betas=(0.9, 0.99))
+    optimiser = torch.optim.Adam(parameters, lr=lessons.learning_rate, betas=(0.9, 0.99), fused=True)
     quarters = {round(lessons.train_steps * share / 4) for share in (1, 2, 3, 4)}
     for step in range(lessons.train_steps):
         for group in optimiser.param_groups:

@@ -1,4 +1,4 @@
-"""Other people's weights: an autoregressive llama2.c checkpoint becomes a causal model and a denoiser.
+"""llama2.c: an autoregressive checkpoint becomes a causal model and a denoiser.
 
     parts = convert_llama2c("stories15M.bin", "tokenizer.bin", texts=stories)
     parts.denoiser(x_t, t)  # a DiT over the tokens that the stories use
@@ -25,6 +25,7 @@ from fsdfm.model import CausalConfig, CausalModel, DiT, ModelConfig
 from fsdfm.model.layers import AdaptiveBlock, StackConfig
 
 __all__ = [
+    "BOS_ID",
     "Conversion",
     "Vocabulary",
     "build_tokenizer",

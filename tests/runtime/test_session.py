@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from fsdfm import runtime as module
 from fsdfm.runtime import commit, lock, stop_on_signal, versions
+from fsdfm.runtime import session as module
 
 
 def test_a_signal_sets_a_flag_and_a_second_acts_as_usual():

@@ -1,0 +1,208 @@
+"""What is measured of a set of samples: every number with its interval, and the guard's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsdfm.measure.copying import find_copies
+from fsdfm.measure.guard import TOLERANCE, leave_band
+from fsdfm.measure.judges import Judge, Scores
+from fsdfm.measure.mauve import Features, compute_mauve
+from fsdfm.measure.metrics import distinct_n, duplicates, repetition, self_bleu, unigram_entropy_bits
+from fsdfm.measure.rows import Reader, TokenRows, score_pieces, shuffle_pieces
+from fsdfm.measure.sampling import Drawn
+from fsdfm.measure.statistics import (
+    Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    jackknife,
+    sequence_perplexity,
+    token_perplexity,
+)
+from fsdfm.results import Measured
+
+__all__ = ["METRICS", "Assessor", "Tell"]
+
+METRICS = ("perplexity", "diversity", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound")
+"""What can be chosen. Entropy and distinct-n are always measured: the guard needs them."""
+
+Tell = Callable[[str, int, int], None]
+"""Hears what is being done, how much of it is done, and how much there is."""
+
+_ROWS_AT_ONCE = 64  # rows judged together: fixed, since a judge's last digits may move with its batch
+_ORDERS = (1, 2, 4)  # of distinct-n
+_FEWEST = 3  # samples for a statistic that compares samples and leaves some out
+
+_Arrays = Sequence[npt.NDArray[np.integer]]
+
+
+@dataclass(frozen=True)
+class Assessor:
+    """Measures sets of samples of equal length.
+
+    real       held-out rows, as many as there are samples or fewer; the guard's band and MAUVE's reference
+    training   the tokens of the training text, for copying
+    features   text to vectors, for MAUVE
+    """
+
+    reader: Reader
+    metrics: Collection[str]
+    judge: Judge | None = None
+    real: TokenRows | None = None
+    training: npt.NDArray[Any] | None = None
+    features: Features | None = None
+    seed: int = 0
+    tell: Tell = field(default=lambda *_: None)
+
+    # --- one set ------------------------------------------------------------------------------------------------------
+
+    def texts(self, drawn: Drawn, name: str, *, light: bool = False) -> dict[str, Measured]:
+        """Everything that the texts say; `light`: perplexity, entropy and distinct-n only."""
+        found: dict[str, Measured] = {}
+        if "perplexity" in self.metrics:
+            found |= self.perplexities(self.score(drawn.tokens, name))
+        found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
+        if light:
+            return found
+        if "diversity" in self.metrics:
+            found |= self._diversity(drawn.tokens)
+        if "copying" in self.metrics:
+            found |= self._copying(drawn.tokens)
+        if "mauve" in self.metrics:
+            found |= self.mauve(drawn.tokens, name)
+        if "trajectory" in self.metrics and "logits" in drawn.columns:
+            found["model_entropy_bits"] = self.ratio(drawn, "bits", "logits")
+            found["jumps_per_token"] = self.ratio(drawn, "jumps", "free")
+        return found
+
+    def watched(self, rows: TokenRows) -> dict[str, Interval]:
+        """What the guard watches: entropy and distinct-n."""
+        tokens = self._arrays(rows)
+        entropies = [unigram_entropy_bits(row) for row in tokens]
+        found = {"entropy_bits": bootstrap_mean(entropies, seed=self.seed)}
+        for n in _ORDERS:
+            found[f"distinct_{n}"] = jackknife(lambda part, n=n: distinct_n(part, n), tokens)  # type: ignore[misc]
+        return found
+
+    def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
+        """How the samples leave the band of real text, in words; as many samples as real rows are compared."""
+        if self.real is None:
+            return ()
+        band = {name: Interval(m.value, m.low, m.high) for name, m in real.items() if name in TOLERANCE}
+        measured = {name: found.value for name, found in self.watched(rows[: len(self.real)]).items()}
+        told = []
+        for flag in leave_band(measured, band):
+            kind, (low, high) = "collapse" if flag.side == "below" else "noise", flag.band
+            told.append(f"{kind}: {flag.metric} {flag.side} real text's {low:.3g} .. {high:.3g}")
+        return tuple(told)
+
+    def entropy_bits(self, rows: TokenRows) -> float:
+        """The mean unigram entropy of the samples."""
+        return float(np.mean([unigram_entropy_bits(row) for row in self._arrays(rows)]))
+
+    def ratio(self, drawn: Drawn, top: str, bottom: str) -> Measured:
+        """The ratio of two columns' sums."""
+        a, b = (torch.from_numpy(drawn.columns[name]) for name in (top, bottom))
+        return _measured(_safe_ratio(a, b, self.seed))
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+
+    def score(self, rows: TokenRows, name: str, *, border: int = 0) -> Scores:
+        """The judge's word on rows, from `border` on, given what stands before it."""
+        assert self.judge is not None
+        parts = []
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[first : first + _ROWS_AT_ONCE]
+            self.tell(f"{name}: {self.judge.name} reads", first, len(rows))
+            pieces = self.reader.pieces(some, border=border, first=first)
+            parts.append(score_pieces(self.judge, pieces, len(some), first=first))
+        self.tell(f"{name}: {self.judge.name} reads", len(rows), len(rows))
+        return _join(parts)
+
+    def score_shuffled(self, rows: TokenRows, name: str) -> Scores:
+        """The judge's word on rows whose documents have their words shuffled."""
+        assert self.judge is not None
+        parts = []
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[first : first + _ROWS_AT_ONCE]
+            self.tell(f"{name}: {self.judge.name} reads", first, len(rows))
+            pieces = shuffle_pieces(self.reader.pieces(some, first=first), seed=self.seed)
+            parts.append(score_pieces(self.judge, pieces, len(some), first=first))
+        return _join(parts)
+
+    def perplexities(self, scores: Scores, prefix: str = "") -> dict[str, Measured]:
+        """Token-level and sequence-mean perplexity; not a number where no sample holds a word."""
+        if not int(scores.num_tokens.sum()):
+            nothing = Measured(float("nan"))
+            return {f"{prefix}token_perplexity": nothing, f"{prefix}perplexity": nothing}
+        return {
+            f"{prefix}token_perplexity": _measured(token_perplexity(scores, seed=self.seed)),
+            f"{prefix}perplexity": _measured(sequence_perplexity(scores, seed=self.seed)),
+        }
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _arrays(self, rows: TokenRows) -> _Arrays:
+        """The rows without what is given in front."""
+        return list(rows[:, self.reader.lead :])
+
+    def _diversity(self, rows: TokenRows) -> dict[str, Measured]:
+        tokens = self._arrays(rows)
+        repeated = bootstrap_mean([repetition(row) for row in tokens], seed=self.seed)
+        found = {"repetition": _measured(repeated)}
+        if len(tokens) >= _FEWEST:
+            found["self_bleu"] = _measured(jackknife(lambda part: float(self_bleu(part).mean()), tokens))
+            found["duplicates"] = _measured(jackknife(duplicates, tokens))
+        return found
+
+    def _copying(self, rows: TokenRows) -> dict[str, Measured]:
+        assert self.training is not None
+        copies = find_copies(self._arrays(rows), self.training)
+        share = _safe_ratio(torch.from_numpy(copies.copied), torch.from_numpy(copies.num_ngrams), self.seed)
+        longest = bootstrap_mean(torch.from_numpy(copies.longest), seed=self.seed)
+        facts = {"max": int(copies.longest.max())}
+        return {
+            "copied_8grams": _measured(share),
+            "longest_copy": Measured(longest.value, longest.low, longest.high, facts),
+        }
+
+    def mauve(self, rows: TokenRows, name: str) -> dict[str, Measured]:
+        """MAUVE against the real rows; its ends are the smallest and the largest over seeds of k-means."""
+        if self._reference is None or len(rows) < 2:
+            return {}
+        self.tell(f"{name}: MAUVE", 0, 1)
+        result = compute_mauve(self._reference, self._embed(rows))
+        facts = {"n": list(result.num_texts), "seeds": len(result.seeds), "buckets": result.num_buckets}
+        return {"mauve": Measured(result.mean, result.low, result.high, facts)}
+
+    @cached_property
+    def _reference(self) -> npt.NDArray[np.float32] | None:
+        return None if self.real is None or len(self.real) < 2 else self._embed(self.real)
+
+    def _embed(self, rows: TokenRows) -> npt.NDArray[np.float32]:
+        assert self.features is not None
+        parts = [rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE)]
+        return np.concatenate([self.features([self.reader.text(row) for row in part.tolist()]) for part in parts])
+
+
+def _join(parts: Sequence[Scores]) -> Scores:
+    return Scores(torch.cat([part.nll for part in parts]), torch.cat([part.num_tokens for part in parts]))
+
+
+def _safe_ratio(top: Tensor, bottom: Tensor, seed: int) -> Interval:
+    """The bootstrapped ratio of sums; not a number where there is nothing to divide by."""
+    if not float(bottom.sum()):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    return bootstrap_ratio(top, bottom, seed=seed)
+
+
+def _measured(interval: Interval) -> Measured:
+    return Measured(interval.value, interval.low, interval.high)

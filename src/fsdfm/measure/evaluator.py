@@ -1,0 +1,461 @@
+"""The evaluator: tables over step budgets, with real data beside them.
+
+    evaluation = evaluate(bundle, Data(real=rows), judge, Options(steps=(1, 8), sampling=Sampling(length=256)))
+    evaluation.row(8).metrics["token_perplexity"]
+
+It changes nothing: the model's weights and mode and every random state are afterwards what they were before.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fsdfm.checkpoint import Bundle
+from fsdfm.measure.archive import Archive, first_difference
+from fsdfm.measure.assessor import METRICS, Assessor, Tell
+from fsdfm.measure.guard import TOLERANCE
+from fsdfm.measure.judges import Judge
+from fsdfm.measure.matching import find_temperature
+from fsdfm.measure.mauve import Features
+from fsdfm.measure.rows import TokenRows
+from fsdfm.measure.sampling import Drawn, Sampler, Sampling
+from fsdfm.measure.statistics import Interval, bootstrap_mean
+from fsdfm.measure.supply import Stored, Supply, Written
+from fsdfm.results import Evaluation, Measured, Row
+from fsdfm.runtime import Runtime, RuntimeConfig
+
+__all__ = ["BUDGETS", "Data", "Job", "Options", "Target", "evaluate", "evaluate_samples", "possible_metrics"]
+
+BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4 ... 1024, the paper's
+_NEEDS = {  # what a metric cannot be measured without
+    "perplexity": ("judge", "real"),
+    "continuation": ("judge", "real"),
+    "accuracy": ("real",),
+    "bound": ("real",),
+    "copying": ("training",),
+    "mauve": ("features", "real"),
+}
+_MISSING = {
+    "judge": "a judge: --judge",
+    "real": "real text, which gives numbers their scale and the collapse guard its band: --held-out",
+    "training": "the training text: --training",
+    "features": "features of texts: --mauve",
+}
+# What must be the same for an evaluation to be gone on with.
+_SAME = (
+    "model.checkpoint_sha256",
+    "sampler",
+    "data",
+    "seed",
+    "num_samples",
+    "metrics",
+    "dtype",
+    "device",
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What samples are measured against.
+
+    real       held-out rows, int32 [M, L]: the first `num` are the real row, a second `num` MAUVE's check on itself
+    training   the tokens of the training text
+    features   text to vectors, for MAUVE
+    facts      what a result file says of them: held_out, held_out_sha256, training
+    """
+
+    real: TokenRows | None = None
+    training: npt.NDArray[Any] | None = None
+    features: Features | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An entropy to be matched by temperature: what it is called, and in bits; None: that of the real rows."""
+
+    to: str | float
+    entropy_bits: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure.
+
+    steps       budgets
+    num         samples a budget
+    metrics     of METRICS; None: all that judge and data allow
+    matched     entropies to match, for every budget
+    frontier    temperatures to sweep, for every budget
+    pilot       samples that the search for a temperature looks at
+    tolerance   bits within which an entropy counts as matched
+    """
+
+    sampling: Sampling
+    steps: tuple[int, ...] = BUDGETS
+    num: int = 256
+    metrics: Collection[str] | None = None
+    matched: tuple[Target, ...] = ()
+    frontier: tuple[float, ...] = ()
+    pilot: int = 32
+    tolerance: float = 0.03
+    seed: int = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.num < 2:
+            raise ValueError(f"num is {self.num}; allowed are 2 samples and more: one has no interval")
+        if not self.steps or min(self.steps) < 1 or len(set(self.steps)) < len(self.steps):
+            raise ValueError(f"steps are {self.steps}; give each budget once, whole numbers from 1 on")
+        for temperature in self.frontier:
+            self.sampling.filter(temperature)
+        if unknown := sorted(set(self.metrics or ()) - set(METRICS)):
+            raise ValueError(f"metrics holds {unknown[0]!r}; allowed are {', '.join(METRICS)}")
+
+    def jobs(self) -> list[Job]:
+        """Plain rows, matched rows, frontier, few steps first."""
+        base, steps = self.sampling.temperature, sorted(self.steps)
+        return [
+            *(Job(s, base) for s in steps),
+            *(Job(s, base, target=target) for target in self.matched for s in steps),
+            *(Job(s, t, place="frontier") for t in self.frontier for s in steps),
+        ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to be measured: at a temperature, or at that which matches a target."""
+
+    steps: int
+    temperature: float
+    place: str = "rows"
+    target: Target | None = None
+    matched: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> Any:
+        """The key of its row."""
+        to = self.matched if self.target is None else {"to": self.target.to}
+        return Row(steps=self.steps, temperature=self.temperature, matched=to).key
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        if self.target is not None:
+            return f"{self.steps} steps, entropy of {self.target.to}"
+        return f"{self.steps} steps" + (f", temperature {self.temperature:g}" if self.place == "frontier" else "")
+
+
+Keep = Callable[[Evaluation], None]
+
+
+def evaluate(
+    bundle: Bundle,
+    data: Data,
+    judge: Judge | None,
+    options: Options,
+    *,
+    about: Mapping[str, Any] | None = None,
+    runtime: Runtime | None = None,
+    archive: Archive | None = None,
+    earlier: Evaluation | None = None,
+    keep: Keep = lambda _: None,
+    tell: Tell = lambda *_: None,
+) -> Evaluation:
+    """Measure a model at every budget.
+
+    about     what a result file says of the model and the machine: `model`, `commit`, ...
+    archive   where samples are kept, and taken from where they are there already
+    earlier   what a result file holds: its rows are kept and not measured again
+    keep      receives the evaluation after every row
+    tell      hears of progress
+    """
+    metrics = _checked_metrics(options.metrics, data, judge)
+    runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
+    with unchanged(bundle.model):
+        sampler = Sampler(bundle, options.sampling, runtime, options.seed, options.batch_size)
+        real = None if data.real is None else data.real[: options.num]
+        supply = Written(sampler, real, archive, tell)
+        if archive is not None and data.real is not None:
+            archive.add_real(data.real[: 2 * options.num], supply.reader.text)
+        facts = {
+            **(about or {"model": {"name": "model"}}),
+            "sampler": options.sampling.to_json(),
+            "data": {**data.facts, "n_real": 0 if real is None else len(real)},
+            **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
+            "dtype": "bfloat16" if runtime.bfloat16 else "float32",
+            "device": str(runtime.device),
+            "threads": torch.get_num_threads(),
+        }
+        evaluator = _Evaluator(supply, data, judge, options, metrics, facts, keep, tell)
+        return evaluator.run(options.jobs(), earlier)
+
+
+def evaluate_samples(
+    archive: Archive,
+    data: Data,
+    judge: Judge | None,
+    options: Options,
+    *,
+    about: Mapping[str, Any] | None = None,
+    earlier: Evaluation | None = None,
+    keep: Keep = lambda _: None,
+    tell: Tell = lambda *_: None,
+) -> Evaluation:
+    """Measure samples that are there already: the rows that a sample file says are complete, nothing drawn anew."""
+    supply = Stored(archive)
+    data = replace(data, real=supply.real, facts={**archive.header["data"], **data.facts})
+    metrics = _checked_metrics(options.metrics, data, judge)
+    jobs = [
+        Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
+        for row in archive.records("row")
+        if row["steps"] in options.steps and row["num"] >= options.num
+    ]
+    if not jobs:
+        raise ValueError(f"{archive.file} holds no complete row of these budgets and {options.num} samples")
+    kept = ("model", "commit", "versions", "dtype", "device", "threads")
+    facts = {
+        **{name: archive.header[name] for name in kept if name in archive.header},
+        **(about or {}),
+        "sampler": archive.header["sampler"],
+        "data": {**data.facts, "n_real": 0 if supply.real is None else len(supply.real[: options.num])},
+        **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
+    }
+    return _Evaluator(supply, data, judge, options, metrics, facts, keep, tell).run(jobs, earlier)
+
+
+def possible_metrics(data: Data, judge: Judge | None) -> tuple[str, ...]:
+    """The metrics that there is everything for."""
+    there = {"judge": judge, "real": data.real, "training": data.training, "features": data.features}
+    return tuple(m for m in METRICS if all(there[need] is not None for need in _NEEDS.get(m, ())))
+
+
+def _checked_metrics(wanted: Collection[str] | None, data: Data, judge: Judge | None) -> frozenset[str]:
+    possible = possible_metrics(data, judge)
+    if judge is not None and data.real is None:
+        raise ValueError(f"the judge {judge.name} needs {_MISSING['real']}")
+    for metric in METRICS if wanted is None else sorted(wanted):
+        if wanted is not None and metric not in possible:
+            there = {"judge": judge, "real": data.real, "training": data.training, "features": data.features}
+            missing = next(need for need in _NEEDS[metric] if there[need] is None)
+            raise ValueError(f"the metric {metric!r} needs {_MISSING[missing]}")
+    return frozenset(possible if wanted is None else wanted)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards modes and random states are what they were."""
+    modes = {module: module.training for module in model.modules()}
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+class _Evaluator:
+    """One evaluation on its way."""
+
+    def __init__(
+        self,
+        supply: Supply,
+        data: Data,
+        judge: Judge | None,
+        options: Options,
+        metrics: frozenset[str],
+        facts: Mapping[str, Any],
+        keep: Keep,
+        tell: Tell,
+    ):
+        self.supply, self.options, self.metrics, self.keep, self.tell = supply, options, metrics, keep, tell
+        self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
+        self.real = None if data.real is None else data.real[: options.num]
+        self.assess = Assessor(
+            supply.reader, metrics, judge, self.real, data.training, data.features, options.seed, tell
+        )
+        self.judge, self.facts = judge, dict(facts)
+        self.began = time.perf_counter()
+
+    def run(self, jobs: Sequence[Job], earlier: Evaluation | None) -> Evaluation:
+        """Real text first, then every row that is not there yet."""
+        evaluation = self._begin() if earlier is None else self._resume(earlier)
+        self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
+        if earlier is None:
+            evaluation = self._kept(evaluation)
+        done = {"rows": evaluation.rows, "frontier": evaluation.frontier}
+        for job in jobs:
+            if job.key in [row.key for row in done[job.place]]:
+                continue
+            row = self._row(job, evaluation.real)
+            self.supply.mark(job.place, row)
+            add = evaluation.with_row if job.place == "rows" else evaluation.with_frontier
+            evaluation = self._kept(add(row))
+        return evaluation
+
+    def _kept(self, evaluation: Evaluation) -> Evaluation:
+        seconds = self.seconds_before + time.perf_counter() - self.began
+        evaluation = replace(evaluation, facts={**evaluation.facts, "seconds": round(seconds, 3)})
+        self.keep(evaluation)
+        return evaluation
+
+    # --- real text ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Evaluation:
+        facts = dict(self.facts)
+        parts = {name: facts.pop(name) for name in ("model", "sampler", "data")}
+        evaluation = Evaluation(**parts, judge=self._judge_facts(), facts=facts)
+        if self.real is None:
+            return evaluation
+        judge, real = dict(evaluation.judge), self._measure_real(self.real)
+        if self.judge is not None:
+            names = ("token_perplexity", "perplexity")
+            shuffled = self.assess.perplexities(self.assess.score_shuffled(self.real, "shuffled text"))
+            for what, found in (("real", real), ("shuffled", shuffled)):
+                judge[what] = {**{name: found[name].to_json() for name in names}, "n": len(self.real)}
+        return replace(evaluation, judge=judge, real=real, bound=self._bound())
+
+    def _measure_real(self, rows: TokenRows) -> dict[str, Measured]:
+        drawn = Drawn(rows)
+        found = {name: m for name, m in self.assess.texts(drawn, "real text").items() if name != "mauve"}
+        if self.judge is not None and "token_perplexity" not in found:
+            found |= self.assess.perplexities(self.assess.score(rows, "real text"))
+        if "continuation" in self.metrics:
+            scores = self.assess.score(rows, "real continuations", border=self.supply.border)
+            found |= self.assess.perplexities(scores, "continuation_")
+        if "mauve" in self.metrics and self.spare is not None and len(self.spare) == len(rows):
+            found |= self.assess.mauve(self.spare, "real text")
+        for name in TOLERANCE:
+            interval = Interval(found[name].value, found[name].low, found[name].high)
+            found[name] = replace(found[name], facts={"band": list(TOLERANCE[name].band(interval))})
+        return found
+
+    def _bound(self) -> Measured | None:
+        if "bound" not in self.metrics:
+            return None
+        bound = self.supply.bound(self.options.batch_size)
+        if bound is None:
+            return None
+        interval = bootstrap_mean(bound.rows, seed=self.options.seed)
+        facts = {
+            "nats_per_token": bound.nats_per_token,
+            "bits_per_token": bound.bits_per_token,
+            "perplexity": bound.perplexity,
+            "standard_error": bound.standard_error,
+            "n": len(bound.rows),
+            "draws": bound.draws_per_row,
+        }
+        return Measured(interval.value, interval.low, interval.high, facts)
+
+    def _judge_facts(self) -> dict[str, Any]:
+        return {} if self.judge is None else {"name": self.judge.name, **self.judge.facts}
+
+    def _resume(self, earlier: Evaluation) -> Evaluation:
+        old, judge = earlier.to_json(), self._judge_facts()
+        known = {"judge": {"name": old["judge"].get("name"), **{name: old["judge"].get(name) for name in judge}}}
+        reason = first_difference(old, self.facts, _SAME)
+        reason = reason or first_difference(
+            known, {"judge": judge}, ["judge.name", *(f"judge.{name}" for name in judge)]
+        )
+        if reason is not None:
+            raise ValueError(f"the result file holds another evaluation: {reason}; give --json another file")
+        return earlier
+
+    # --- one row ------------------------------------------------------------------------------------------------------
+
+    def _row(self, job: Job, real: Mapping[str, Measured]) -> Row:
+        temperature, matched = job.temperature, job.matched
+        flags: tuple[str, ...] = ()
+        if job.target is not None:
+            drawn, temperature, matched = self._match(job, real)
+        else:
+            drawn = self.supply.draw("text", job.steps, temperature=temperature, num=self.options.num)
+        if matched is not None and not matched["reached"]:
+            flags = (f"the entropy of {matched['to']} is out of reach: not matched",)
+        metrics = self.assess.texts(drawn, job.name, light=job.place == "frontier")
+        if job.place == "rows" and matched is None:
+            metrics |= self._given(job)
+        seconds = drawn.columns["seconds"]
+        return Row(
+            steps=job.steps,
+            calls=job.steps,
+            num_samples=len(drawn),
+            seconds=float(seconds.sum()),
+            seconds_per_sample=float(seconds.mean()),
+            temperature=temperature,
+            flags=(*flags, *self.assess.flags(drawn.tokens, real)),
+            matched=matched,
+            metrics=metrics,
+        )
+
+    def _given(self, job: Job) -> dict[str, Measured]:
+        """What is measured where part of a real row is given: continuations and repairs."""
+        found: dict[str, Measured] = {}
+        if self.real is None:
+            return found
+        num, temperature = len(self.real), job.temperature
+        if "continuation" in self.metrics:
+            drawn = self.supply.draw("continuation", job.steps, temperature=temperature, num=num)
+            scores = self.assess.score(drawn.tokens, f"{job.name}, continuations", border=self.supply.border)
+            found |= self.assess.perplexities(scores, "continuation_")
+        if "accuracy" in self.metrics:
+            drawn = self.supply.draw("repair", job.steps, temperature=temperature, num=num)
+            found["accuracy"] = self.assess.ratio(drawn, "hits", "free")
+            found["accuracy_argmax"] = self.assess.ratio(drawn, "argmax_hits", "free")
+        return found
+
+    def _match(self, job: Job, real: Mapping[str, Measured]) -> tuple[Drawn, float, dict[str, Any]]:
+        """Samples whose entropy is the target's: a search on a pilot, corrected by what the whole set says.
+
+        The pilot is the first samples of the set, so that the two differ by an offset that hardly moves with the
+        temperature.
+        """
+        assert job.target is not None
+        target = real["entropy_bits"].value if job.target.entropy_bits is None else job.target.entropy_bits
+        tolerance, offset, start = self.options.tolerance, 0.0, job.temperature
+        pilot = min(self.options.pilot, self.options.num)
+        asked: dict[float, float] = {}
+
+        def entropy(temperature: float) -> float:
+            if temperature not in asked:
+                drawn = self.supply.draw("text", job.steps, temperature=temperature, num=pilot, pilot=True)
+                asked[temperature] = self.assess.entropy_bits(drawn.tokens)
+            return asked[temperature]
+
+        tried: list[tuple[float, float, Drawn]] = []
+        for _ in range(_ROUNDS):
+            match = find_temperature(entropy, target - offset, start=start, tolerance=tolerance / 2)
+            if match.temperature in [temperature for _, temperature, _ in tried]:
+                break
+            drawn = self.supply.draw("text", job.steps, temperature=match.temperature, num=self.options.num)
+            found = self.assess.entropy_bits(drawn.tokens)
+            tried.append((abs(found - target), match.temperature, drawn))
+            if tried[-1][0] <= tolerance or not match.reached:
+                break
+            offset, start = found - match.entropy_bits, match.temperature
+        distance, temperature, drawn = min(tried, key=lambda each: each[0])
+        matched = {
+            "to": job.target.to,
+            "target_bits": target,
+            "entropy_bits": self.assess.entropy_bits(drawn.tokens),
+            "tolerance": tolerance,
+            "reached": distance <= tolerance,
+        }
+        return drawn, temperature, matched
+
+
+_ROUNDS = 3  # whole sets drawn at most for one matched row

@@ -1,0 +1,53 @@
+"""Processes that agree, share and fail together."""
+
+import pytest
+import torch
+
+from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
+from together import agree, together
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [0, 1, 6, 20])
+def test_shares_are_all_of_it_in_order_and_even(count, size):
+    items = list(range(size))
+    shares = [Processes(rank, count).share(items) for rank in range(count)]
+    assert [item for share in shares for item in share] == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_alone_agrees_with_itself():
+    assert ALONE.is_first
+    assert ALONE.gather("x") == ["x"]
+    assert ALONE.map(str, [1, 2]) == ["1", "2"]
+    assert ALONE.mean(0.5) == 0.5
+    assert ALONE.any(True)
+    assert not ALONE.any(False)
+    assert ALONE.first(lambda: 7) == 7
+    with ALONE.in_turn():
+        pass
+    tensor = torch.ones(2)
+    assert ALONE.whole({"a": tensor})["a"] is not None
+    with pytest.raises(RuntimeError, match="gloo"), ALONE.watch("nothing"):
+        raise RuntimeError("gloo")  # nobody else to lose
+
+
+@pytest.mark.slow
+def test_processes_agree_share_and_fail_together(tmp_path):
+    assert together(3, agree, (tmp_path,))[0][0] == 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_without_torchrun_there_is_a_group_of_one(strategy):
+    with Runtime(RuntimeConfig(device="cpu", strategy=strategy)) as runtime:
+        assert (runtime.processes.rank, runtime.processes.count) == (0, 1)
+        assert torch.distributed.is_initialized()
+    assert not torch.distributed.is_initialized()
+
+
+def test_one_strategy_for_several_processes_is_an_error(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="'single', but torchrun started 4 processes.*runtime.strategy=ddp"):
+        Runtime(RuntimeConfig(device="cpu"))
+    with pytest.raises(ValueError, match="'cuda:1' for all 4 processes"):
+        Runtime(RuntimeConfig(device="cuda:1", strategy="ddp"))
