@@ -61,4 +61,4 @@ if __name__ == "__main__":
     train(workload(sys.argv[1], width=32, num_blocks=1, vocab_size=64, length=8))  # libraries allocate once
     work = workload(sys.argv[1])
     measured = peak_extra_mib(lambda: train(work))
-    print(json.dumps([None if measured is None else measured * 2**20, estimate_memory(work, "single").total]))
+    json.dump([None if measured is None else measured * 2**20, estimate_memory(work, "single").total], sys.stdout)

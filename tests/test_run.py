@@ -398,7 +398,7 @@ def test_a_trained_tokenizer_is_trained_once(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     config = DataConfig(inputs=(str(tmp_path / "text.txt"),), tokenizer="bpe:300")
     with pytest.MonkeyPatch.context() as patch:  # interrupted after the training of the tokenizer
-        patch.setattr(module.data, "prepare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(module.data, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare_corpus(config, tmp_path / "bpe")
     monkeypatch.setattr(module.data, "make_tokenizer", lambda *_: pytest.fail("trained again"))
@@ -462,3 +462,21 @@ def test_tensorboard_where_it_is_installed(recipe, tmp_path, monkeypatch):
     assert any(name.startswith("loss_by_h_t/2^-10/") for name, _ in written)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert tensorboard(tmp_path) is None
+
+
+# --- sharing ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_the_averaged_model_without_its_training(tmp_path):
+    recipe = write_recipe(tmp_path, kind="path")
+    train_silently(recipe, f"out={tmp_path / 'run'}")
+    module.export(tmp_path / "run", tmp_path / "shared", half=True)
+    ours, theirs = module.load_model(tmp_path / "run"), module.load_model(tmp_path / "shared")
+    for name, value in ours.model.state_dict().items():
+        assert torch.equal(theirs.model.state_dict()[name], value.half().float())
+    files = {file.name for file in (tmp_path / "shared").iterdir()}
+    assert files == {"README.md", "checksums.json", "config.json", "model.safetensors", "tokenizer.json"}
+    assert "(float16)" in (tmp_path / "shared" / "README.md").read_text()
+    assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()
+    with pytest.raises(ValueError, match="not empty"):
+        module.export(tmp_path / "run", tmp_path / "shared")

@@ -405,7 +405,8 @@ def _read(place: Path, problems: list[str]) -> tuple[Bundle, dict[str, Tensor]]:
         expected = {name: value.shape for name, value in model.state_dict().items()}
         _check_names(place, set(expected), names)
         tensors = {name: _take(place, file, name, expected[name]) for name in expected}
-    known = {"format", "format_version", "model", "source", "schedule", "length", "budgets", "bos_id", "tokenizer"}
+    known = {"format", "format_version", "model", "num_parameters", "dtype", "source", "schedule", "length", "budgets"}
+    known |= {"bos_id", "tokenizer"}
     bundle = Bundle(
         model=model.eval(),
         path=path,

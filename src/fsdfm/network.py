@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdfm.flow import SplitDenoiser
+from fsdfm.flow import PickyDenoiser, SplitDenoiser
 from fsdfm.runtime import Runtime
 
 __all__ = ["HEAD_ROWS", "Network"]
@@ -41,6 +41,23 @@ class Network:
         return torch.cat(parts)
 
     @torch.no_grad()
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
+        """The features of positions b * L + i, in order: int64 [N] -> [N, C].
+
+        How many rows a sample has is its own affair (its coins decide), so a sample asked alone keeps its shapes.
+        """
+        if self.rows > 1 or self.runtime.config.compile or not isinstance(self.model, PickyDenoiser):
+            return self.trunk(x_t, t, h).flatten(0, 1)[rows]
+        parts, length = [], x_t.shape[1]
+        counts = torch.bincount(rows // length, minlength=len(x_t)).tolist()
+        for sample, own in enumerate(torch.split(rows, counts)):
+            one = slice(sample, sample + 1)
+            with self.runtime.autocast():
+                found = self.model.features_at(x_t[one], t[one], h[one], rows=own - sample * length)
+            parts.append(found.to(torch.float32))
+        return torch.cat(parts)
+
+    @torch.no_grad()
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows, HEAD_ROWS at a time: [N, C] -> [N, V]."""
         parts = []
@@ -48,7 +65,7 @@ class Network:
             with self.runtime.autocast():
                 logits = self.model.logits_at(F.pad(part, (0, 0, 0, HEAD_ROWS - len(part))))
             parts.append(logits[: len(part)])
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)  # without a copy where the sampler asks
 
     @torch.no_grad()
     def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:

@@ -75,13 +75,15 @@ from fsdfm.learn.report import Report
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
 from fsdfm.learn.trainer import Every, Feed, Hooks, MicroBatch, Trainer, TrainingState
 from fsdfm.model import DiT, ModelConfig
+from fsdfm.model.weights import weights_sha256
 from fsdfm.noise import Noise
 from fsdfm.plan import Workload
-from fsdfm.runtime import ALONE, Processes, Runtime, commit, lock, stop_on_signal, versions
+from fsdfm.runtime import ALONE, Processes, Runtime, commit, lock, require_strategy, stop_on_signal, versions
 
 __all__ = [
     "Result",
     "convert",
+    "export",
     "import_weights",
     "make_objective",
     "make_pairs",
@@ -125,6 +127,7 @@ def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console |
     """Train what a recipe says, or go on with it; SIGTERM and SIGINT save and end it early."""
     recipe = load_recipe(name, overrides)
     _check(recipe)
+    require_strategy(recipe.runtime)
     out = Path(recipe.out)
     with Runtime(recipe.runtime) as runtime, ExitStack() as held:
         processes = runtime.processes
@@ -451,14 +454,28 @@ def _bundle(
     budgets = None
     if model.config.is_step_aware:
         budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
-    text = {"inputs": list(recipe.data.inputs)} if recipe.data.pairs is None else {"pairs": recipe.data.pairs}
+    text = {"inputs": [_public_name(name) for name in recipe.data.inputs]}
+    if recipe.data.pairs is not None:
+        text = {"pairs": [_public_name(recipe.data.pairs)]}
     facts = {"objective": asdict(recipe.objective), "data": text}
     return Bundle(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
+
+
+def _public_name(name: str) -> str:
+    """An input as a model card names it: what the hub and we call it, of a file its name without the folders."""
+    return name if name.startswith(("hf:", "builtin:")) else Path(name).name
 
 
 def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Bundle:
     """Make a checkpoint folder of a llama2.c checkpoint, to be used or named as `model.parent`."""
     bundle = _from_llama2c(section, config, seed=0)
+    save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
+    return bundle
+
+
+def export(checkpoint: str | Path, out: str | Path, *, half: bool = False) -> Bundle:
+    """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else."""
+    bundle = load_model(checkpoint)
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
     return bundle
 
@@ -617,10 +634,7 @@ def make_pairs(
     rule = _named(flow.JUMPS, jump, "jump")
     length = length or bundle.length
     coupler = Coupler(bundle.path, length, flow.Grid.uniform(steps), jump=rule, seed=seed, first_token=bundle.bos_id)
-    weights = hashlib.sha256()
-    for name, value in sorted(bundle.model.state_dict().items()):
-        weights.update(name.encode() + value.cpu().numpy().tobytes())
-    about = {"parent": weights.hexdigest(), "steps": steps, "jump": jump, "seed": seed}
+    about = {"parent": weights_sha256(bundle.model), "steps": steps, "jump": jump, "seed": seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
         task = progress.add_task("couple", total=num_pairs, completed=writer.count)

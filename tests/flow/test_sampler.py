@@ -55,6 +55,16 @@ class Toy:
         return features @ self.head
 
 
+class Picky(Toy):
+    """The same, told beforehand which rows are wanted."""
+
+    asked = ()
+
+    def features_at(self, x_t, t, h, *, rows):
+        self.asked = (*self.asked, rows)
+        return self.trunk(x_t, t, h).flatten(0, 1)[rows]
+
+
 class Dense:
     """The same without the split."""
 
@@ -98,6 +108,19 @@ def test_asking_the_head_for_candidates_only_changes_nothing(jump, source):
     split = run(toy, path, length=200, steps=8, jump=jump)
     dense = run(Dense(toy), path, length=200, steps=8, jump=jump)
     assert torch.equal(split, dense)
+
+
+@every_rule
+@pytest.mark.parametrize("hook", [None, lambda logits, rows: logits.mul_(0.5)], ids=["plain", "hooked"])
+def test_a_network_may_know_beforehand_which_rows_are_wanted(jump, hook):
+    path, picky = Path(UniformSource(300)), Picky(300)
+    found = run(picky, path, length=200, steps=8, jump=jump, hook=hook)
+    assert torch.equal(found, run(Toy(300), path, length=200, steps=8, jump=jump, hook=hook))
+    assert picky.calls == 8  # one call a step, however many tiles the head takes
+    counts = [len(rows) for rows in picky.asked]
+    assert max(counts) == counts[-1] == 1000  # at the end every position is redrawn,
+    assert counts[0] < 250  # and at the start an eighth of them
+    assert all(bool((rows.diff() > 0).all()) for rows in picky.asked)
 
 
 @pytest.mark.parametrize("source", [MaskSource(9), MixtureSource(9, 0.5)], ids=str)

@@ -272,9 +272,9 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
         outcome = objective(model, part, noise[rows], training_step=0, ema=teacher)
         assert len(asked) == 4
         assert asked[0] == max(1, int((outcome.h >= 2.0**-9).sum()))
-        total += float(outcome.loss) * len(part.x_1) / BATCH
+        total += outcome.logs["loss"] * len(part.x_1) / BATCH
     expected = objective(model, Batch(whole.x_1, size=BATCH), noise, training_step=0, ema=teacher)
-    assert total == pytest.approx(float(expected.loss), rel=1e-6)
+    assert total == pytest.approx(expected.logs["loss"], rel=1e-6)
     asked.clear()
     objective(model, Batch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
     assert not asked  # one process asks only for what it needs

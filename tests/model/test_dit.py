@@ -218,3 +218,42 @@ def test_fused_conditioning_tells_every_block_its_own_of_t_and_h() -> None:
     assert model.config.is_step_aware
     with pytest.raises(ValueError, match="h is None"):
         model(x_t, t)
+
+
+CONFIGS = [
+    SMALL,
+    LLAMA,
+    replace(SMALL, next_token=True),
+    replace(SMALL, conditioning="step"),
+    replace(SMALL, conditioning="fused", num_blocks=1),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["paper", "llama", "next-token", "step", "fused-1-block"])
+@pytest.mark.parametrize("rows", [[], [0], [1, 10, 11], [0, 3, 9, 20, 29], list(range(30))])
+def test_features_at_some_rows_are_those_of_the_whole_trunk(config: ModelConfig, rows: list[int]) -> None:
+    model, (x_t, t, h) = build(config), batch()
+    chosen = torch.tensor(rows, dtype=torch.int64)
+    with torch.no_grad():
+        found = model.features_at(x_t, t, h, rows=chosen)
+        torch.testing.assert_close(found, model.trunk(x_t, t, h).flatten(0, 1)[chosen])
+        torch.testing.assert_close(model.logits_at(found), model(x_t, t, h).flatten(0, 1)[chosen])
+
+
+def test_the_last_block_works_only_where_it_is_asked() -> None:
+    model, (x_t, t, h) = build(), batch()
+    seen: list[int] = []
+    for block in model.blocks:
+        block.mlp.into.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][..., 0].numel()))
+    model.features_at(x_t, t, h, rows=torch.tensor([2, 17]))
+    assert seen == [30, 30, 2]
+
+
+def test_what_sampling_remembers_does_not_hurt_training() -> None:
+    model, (x_t, t, h) = build(), batch()
+    with torch.inference_mode():
+        expected = model(x_t, t, h)
+    logits = model(x_t, t, h)
+    logits.sum().backward()
+    torch.testing.assert_close(logits.detach(), expected.clone())
+    torch.testing.assert_close(model(x_t[:, :4], t, h), build()(x_t[:, :4], t, h))  # another length, another rotation

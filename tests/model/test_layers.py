@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fsdfm.model.layers import (
@@ -13,9 +14,11 @@ from fsdfm.model.layers import (
     Attention,
     Block,
     Cache,
+    Head,
     Mlp,
     Norm,
     StackConfig,
+    gelu_tanh,
     initialise,
     rotary_phases,
     rotate,
@@ -171,3 +174,32 @@ def test_a_config_survives_its_dictionary_and_misses_nothing() -> None:
     assert StackConfig.from_dict(settings.to_dict()) == settings
     with pytest.raises(ValueError, match="'width'"):
         StackConfig.from_dict({"vocab_size": 2, "num_blocks": 1, "num_heads": 1})
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 100, 8), (0, 4)])
+def test_gelu_without_gradients_is_the_same_function(shape: tuple[int, ...]) -> None:
+    x = 4 * draw(*shape)
+    expected = F.gelu(x.double(), approximate="tanh")
+    with torch.no_grad():
+        torch.testing.assert_close(gelu_tanh(x.clone()), expected.float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(gelu_tanh(x.requires_grad_()), F.gelu(x, approximate="tanh"))
+
+
+@pytest.mark.parametrize("vocab", [5, 1024, 2500])
+def test_the_head_in_blocks_is_the_head(vocab: int) -> None:
+    head, x = Head(16, vocab), draw(7, 16)
+    with torch.no_grad():
+        found = head(x)
+        assert found.shape == (7, vocab)
+        torch.testing.assert_close(found, F.linear(x, head.weight, head.bias))
+        assert head(x[None]).is_contiguous()  # [B, L, V] keeps the layout that callers expect
+    head(x).sum().backward()
+    torch.testing.assert_close(head.bias.grad, torch.full((vocab,), 7.0))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_at_rows_is_attention_there(kv_heads: int) -> None:
+    attention = Attention(config(num_kv_heads=kv_heads), causal=False)
+    fill(attention)
+    x, rotary, rows = draw(3, 6, 24), rotary_phases(6, 6), torch.tensor([1, 5, 12, 13, 17])
+    torch.testing.assert_close(attention.at(x, rotary, rows), attention(x, rotary).flatten(0, 1)[rows])

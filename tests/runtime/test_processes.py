@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
+from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig, require_strategy
 from together import agree, together
 
 
@@ -48,6 +48,7 @@ def test_without_torchrun_there_is_a_group_of_one(strategy):
 def test_one_strategy_for_several_processes_is_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="'single', but torchrun started 4 processes.*runtime.strategy=ddp"):
-        Runtime(RuntimeConfig(device="cpu"))
+        require_strategy(RuntimeConfig())
+    require_strategy(RuntimeConfig(strategy="fsdp"))
     with pytest.raises(ValueError, match="'cuda:1' for all 4 processes"):
         Runtime(RuntimeConfig(device="cuda:1", strategy="ddp"))

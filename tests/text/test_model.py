@@ -50,6 +50,28 @@ def test_the_arithmetic_of_a_row_does_not_know_the_batch(budgets):
         assert torch.equal(network.logits_at(features.flatten(0, 1)[row : row + 1])[0], logits[row])
 
 
+def test_the_features_of_a_sample_do_not_know_the_batch():
+    model = random_bundle().model
+    network = Network(model, Runtime(RuntimeConfig(device="cpu")))
+    x_t = torch.randint(0, 257, (3, 21), generator=torch.Generator().manual_seed(0))
+    t, h = torch.linspace(0, 0.9, 3, dtype=torch.float64), torch.full((3,), 0.25, dtype=torch.float64)
+    rows = torch.tensor([0, 5, 20, 45, 62])  # none of the second sample
+    together = network.features_at(x_t, t, h, rows=rows)
+    torch.testing.assert_close(together, network.trunk(x_t, t, h).flatten(0, 1)[rows])
+    alone = network.features_at(x_t[2:], t[2:], h[2:], rows=rows[3:] - 42)
+    assert torch.equal(together[3:], alone)
+
+
+def test_int8_writes_text_that_does_not_depend_on_the_batch(tmp_path):
+    folder = save_model(tmp_path / "model", random_bundle())
+    lm = fsdfm.load(folder, precision="int8")
+    together = lm.generate(PROMPTS, num=2, steps=4)
+    alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=2, steps=4)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    with pytest.raises(ValueError, match="on a GPU use bfloat16"):
+        fsdfm.load(folder, precision="int8", device="cuda")
+
+
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("bos_id", [None, 256, 3])
 def test_what_is_given_stands_and_no_mask_is_left(source, bos_id):

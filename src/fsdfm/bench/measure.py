@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 
 from rich.progress import Progress
 
-__all__ = ["interleaved_medians", "peak_extra_mib"]
+__all__ = ["interleaved_medians", "peak_extra_mib", "peak_mib"]
 
 _STATUS = FilePath("/proc/self/status")
 _CLEAR = FilePath("/proc/self/clear_refs")
@@ -46,6 +46,11 @@ def peak_extra_mib(job: Callable[[], object]) -> float | None:
     before = _resident_kib("VmRSS")
     job()
     return max(0.0, (_resident_kib("VmHWM") - before) / 1024)
+
+
+def peak_mib() -> float | None:
+    """The most resident memory this process ever had, in MiB; None where the kernel cannot say."""
+    return _resident_kib("VmHWM") / 1024 if _STATUS.exists() else None
 
 
 def _return_freed_memory() -> None:

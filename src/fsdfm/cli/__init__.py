@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import bench, planning, reporting, studies, training, writing
+from fsdfm.cli import bench, evaluating, planning, reporting, studies, training, writing
 from fsdfm.cli.options import console
 
 __all__ = ["app", "main"]
@@ -50,8 +50,10 @@ for command in (
     training.train,
     training.prepare,
     training.convert,
+    training.export,
     training.couple,
     planning.plan,
+    evaluating.evaluate,
     reporting.report,
     studies.checkerboard,
     studies.truth,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -72,3 +73,103 @@ def bench_jump_command(
         f"logits {reference['logits_mib']:.0f} MiB, {reference['threads']} threads"
     )
     write_json(result, json_file)
+
+
+@app.command("generate")
+def bench_generate_command(
+    preset: Annotated[str, typer.Option(help="The model: tiny, 170m, 1300m, 1700m; its weights are random.")] = "170m",
+    length: Annotated[int, typer.Option(help="Tokens of a text.")] = 1024,
+    steps: Annotated[int, typer.Option(help="Network calls for a text.")] = 8,
+    repeats: Annotated[int, typer.Option(help="Interleaved rounds; the median counts.")] = 3,
+    compare: Annotated[
+        str, typer.Option(help="With what: all, none, or some of gemm,trunk,textbook,1024,int8,gpt2.")
+    ] = "all",
+    batch: Annotated[str, typer.Option(help="Also the throughput at these batch sizes: 1,4,16.")] = "",
+    lengths: Annotated[str, typer.Option(help="Also the cost at these lengths: 256,512,1024.")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
+    json_file: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result to this file.")] = None,
+) -> None:
+    """A text in a few steps against the machine's matrix products, the textbook sampler, 1,024 steps and GPT-2."""
+    import torch
+
+    from fsdfm.bench.figure import draw_generate, require_plots
+    from fsdfm.bench.generate import COMPARISONS, GenerateBench, bench_generate
+
+    names = {"all": COMPARISONS, "none": ()}.get(compare, tuple(name.strip() for name in compare.split(",")))
+    setting = GenerateBench(
+        preset,
+        length,
+        steps,
+        repeats,
+        compare=names,
+        batch=_counts(batch, "batch"),
+        lengths=_counts(lengths, "lengths"),
+    )
+    check_writable(json_file)
+    check_writable(plot)
+    require_plots(plot)
+    if threads:
+        torch.set_num_threads(threads)
+    result = bench_generate(setting)
+    _print_generate(result)
+    write_json(result, json_file)
+    if plot is not None:
+        draw_generate(result).savefig(plot, dpi=150)
+
+
+def _counts(text: str, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(
+            f"--{name} is {text!r}; write whole numbers with commas between them, such as 1,4,16"
+        ) from None
+
+
+_TABLE = (
+    ("trunk_gemm_fraction", "the trunk's speed / that of its matrix products alone", "at least", 0.80),
+    ("over_trunk", "a text / its bare trunk forwards", "at most", 1.15),
+    ("speedup_over_textbook", "the textbook sampler / a text", "at least", 2.5),
+    ("memory_over_textbook", "peak memory / the textbook sampler's", "at most", 0.6),
+    ("speedup_over_gpt2", "GPT-2 small with its cache / a text", "at least", 3.5),
+    ("speedup_over_1024_steps", "1,024 steps / a text", "at least", 120.0),
+    ("int8_speedup", "a text in float32 / in int8", "at least", 1.35),
+)
+
+
+def _print_generate(result: dict[str, Any]) -> None:
+    setting, seconds = result["setting"], result["seconds"]
+    if seconds:
+        is_papers = (setting["preset"], setting["length"], setting["steps"]) == ("170m", 1024, 8)
+        about = f"{setting['preset']}, {setting['length']} tokens, {setting['steps']} steps"
+        table = Table(title=f"{about}, {result['threads']} threads")
+        for column in ("key", "what", "measured", "wanted"):
+            table.add_column(column, justify="right" if column in ("measured", "wanted") else "left")
+        for key, what, side, reach in _TABLE:
+            value = result[key]
+            wanted = f"{side} {reach:g}" if is_papers else ""
+            table.add_row(key, what, "?" if value is None else f"{value:.2f}", wanted)
+        console.print(table)
+        _print_parts(result)
+    for name, rows in result["sweeps"].items():
+        for row in rows:
+            console.print(
+                f"{name:8} batch {row['batch']:3}, length {row['length']:5}: {row['seconds']:8.2f} s, "
+                f"{row['tokens_per_second']:8.1f} tokens a second",
+                highlight=False,
+            )
+
+
+def _print_parts(result: dict[str, Any]) -> None:
+    parts = Table()
+    for column in ("measured", "seconds", "peak RSS, MiB"):
+        parts.add_column(column, justify="left" if column == "measured" else "right")
+    for name, taken in result["seconds"].items():
+        peak = result["peak_mib"].get(name)
+        parts.add_row(name, f"{taken:.3f}", "" if peak is None else f"{peak:.0f}")
+    console.print(parts)
+    share = result["textbook_over_forwards"]
+    if share is not None:
+        told = "outside 1.4-2.3: the row is void" if result["textbook_is_void"] else "within 1.4-2.3"
+        console.print(f"the textbook sampler takes {share:.2f} times its own full forwards ({told})", highlight=False)

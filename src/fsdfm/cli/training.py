@@ -1,4 +1,4 @@
-"""Text to tokens, tokens to a model: train, prepare, convert, import, couple."""
+"""Text to tokens, tokens to a model: train, prepare, convert, import, export, couple."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from fsdfm.cli.options import OutOption, SeedOption, console
 
-__all__ = ["convert", "couple", "import_weights", "prepare", "train"]
+__all__ = ["convert", "couple", "export", "import_weights", "prepare", "train"]
 
 
 def train(
@@ -90,6 +90,19 @@ def import_weights(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A run, whose newest checkpoint is taken, or a checkpoint.")],
+    out: OutOption,
+    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+) -> None:
+    """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    from fsdfm.run import export as run_export
+
+    bundle = run_export(checkpoint, out, half=half)
+    parameters = sum(p.numel() for p in bundle.model.parameters())
+    console.print(f"{out}: {parameters:,} parameters", highlight=False, soft_wrap=True)
 
 
 def couple(

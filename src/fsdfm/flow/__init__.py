@@ -19,7 +19,7 @@ from fsdfm.flow.jump import (
 )
 from fsdfm.flow.loss import generalised_kl, path_loss
 from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
-from fsdfm.flow.sampler import Denoiser, DenseLogits, SplitDenoiser, Step, sample, trajectory
+from fsdfm.flow.sampler import Denoiser, DenseLogits, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
 
@@ -43,6 +43,7 @@ __all__ = [
     "MaskSource",
     "MixtureSource",
     "Path",
+    "PickyDenoiser",
     "PolynomialSchedule",
     "Schedule",
     "SingleJump",

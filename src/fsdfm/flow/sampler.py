@@ -24,6 +24,8 @@ __all__ = [
     "Denoiser",
     "DenseLogits",
     "LogitsHook",
+    "PickedLogits",
+    "PickyDenoiser",
     "Rows",
     "SplitDenoiser",
     "SplitLogits",
@@ -54,6 +56,15 @@ class SplitDenoiser(Protocol):
 
     def logits_at(self, features: Tensor) -> Tensor:
         """The head on chosen features: [N, C] -> [N, V]."""
+        ...
+
+
+@runtime_checkable
+class PickyDenoiser(SplitDenoiser, Protocol):
+    """A split denoiser that saves work in its trunk, too, where only some positions are asked for."""
+
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
+        """The features of positions b * L + i, in order: int64 [N] -> [N, C]."""
         ...
 
 
@@ -92,9 +103,24 @@ class SplitLogits:
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """A head call for every few rows."""
-        for start in range(0, len(rows), _TILE):
-            part = slice(start, min(start + _TILE, len(rows)))
-            yield part, self.denoiser.logits_at(self.flat[rows[part]]), None
+        return _head_tiles(self.denoiser, self.flat[rows])
+
+
+class PickedLogits:
+    """Logits of a network that is not asked before it is known which rows are wanted."""
+
+    def __init__(self, denoiser: PickyDenoiser, x_t: Tensor, t: Tensor, h: Tensor):
+        self.denoiser, self.asked = denoiser, (x_t, t, h)
+
+    def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """One network call, then a head call for every few rows."""
+        return _head_tiles(self.denoiser, self.denoiser.features_at(*self.asked, rows=rows))
+
+
+def _head_tiles(denoiser: SplitDenoiser, features: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    for start in range(0, len(features), _TILE):
+        part = slice(start, min(start + _TILE, len(features)))
+        yield part, denoiser.logits_at(features[part]), None
 
 
 class _HookedLogits:
@@ -105,18 +131,21 @@ class _HookedLogits:
         self.x_t, self.t, self.t_next = state
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, tile, tile_rows in self.logits.tiles(rows):
+            for start in range(0, part.stop - part.start, _TILE):
+                few = slice(start, min(start + _TILE, part.stop - part.start))
+                own = tile[few] if tile_rows is None else tile[tile_rows[few]]
+                if tile_rows is None and isinstance(self.logits, DenseLogits):
+                    own = own.clone()  # a hook may work in place; what a head has made belongs to us, this does not
+                inside = slice(part.start + few.start, part.start + few.stop)
+                yield inside, self._changed(own, rows[inside]), None
+
+    def _changed(self, logits: Tensor, rows: Tensor) -> Tensor:
         length = self.x_t.shape[1]
-        for start in range(0, len(rows), _TILE):
-            wanted = rows[start : start + _TILE]
-            where = Rows(wanted // length, wanted % length, self.x_t, self.t, self.t_next)
-            for part, tile, tile_rows in self.logits.tiles(wanted):
-                own = tile.clone() if tile_rows is None else tile[tile_rows]  # a hook may work in place
-                changed = self.hook(own, where)
-                if not isinstance(changed, Tensor):
-                    raise ValueError(
-                        f"the hook returned {type(changed).__name__}; it must return the logits it was given"
-                    )
-                yield slice(start + part.start, start + part.stop), changed, None
+        changed = self.hook(logits, Rows(rows // length, rows % length, self.x_t, self.t, self.t_next))
+        if not isinstance(changed, Tensor):
+            raise ValueError(f"the hook returned {type(changed).__name__}; it must return the logits it was given")
+        return changed
 
 
 @dataclass(frozen=True)
@@ -222,6 +251,8 @@ sample = _last_state(trajectory)
 
 
 def _ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -> RowLogits:
+    if isinstance(denoiser, PickyDenoiser):
+        return PickedLogits(denoiser, x_t, t, h)
     if isinstance(denoiser, SplitDenoiser):
         return SplitLogits(denoiser, denoiser.trunk(x_t, t, h))
     return DenseLogits(denoiser(x_t, t, h))

@@ -130,6 +130,10 @@ class Archive:
         rows = [record["tokens"] for record in self._records("real")]
         return np.array(rows, dtype=np.int32) if rows else None
 
+    def has(self, kind: str) -> bool:
+        """Whether there is any record of a kind."""
+        return next(self._records(kind), None) is not None
+
     def records(self, kind: str) -> list[dict[str, Any]]:
         """Every record of a kind, in order."""
         return list(self._records(kind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Assessor:
     # --- one set ------------------------------------------------------------------------------------------------------
 
     def texts(self, drawn: Drawn, name: str, *, light: bool = False) -> dict[str, Measured]:
-        """Everything that the texts say; `light`: perplexity, entropy and distinct-n only."""
+        """What the texts say by themselves; `light`: perplexity, entropy and distinct-n only."""
         found: dict[str, Measured] = {}
         if "perplexity" in self.metrics:
             found |= self.perplexities(self.score(drawn.tokens, name))
@@ -76,8 +76,6 @@ class Assessor:
             found |= self._diversity(drawn.tokens)
         if "copying" in self.metrics:
             found |= self._copying(drawn.tokens)
-        if "mauve" in self.metrics:
-            found |= self.mauve(drawn.tokens, name)
         if "trajectory" in self.metrics and "logits" in drawn.columns:
             found["model_entropy_bits"] = self.ratio(drawn, "bits", "logits")
             found["jumps_per_token"] = self.ratio(drawn, "jumps", "free")
@@ -89,7 +87,7 @@ class Assessor:
         entropies = [unigram_entropy_bits(row) for row in tokens]
         found = {"entropy_bits": bootstrap_mean(entropies, seed=self.seed)}
         for n in _ORDERS:
-            found[f"distinct_{n}"] = jackknife(lambda part, n=n: distinct_n(part, n), tokens)  # type: ignore[misc]
+            found[f"distinct_{n}"] = _share(jackknife(partial(distinct_n, n=n), tokens))
         return found
 
     def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
@@ -159,8 +157,8 @@ class Assessor:
         repeated = bootstrap_mean([repetition(row) for row in tokens], seed=self.seed)
         found = {"repetition": _measured(repeated)}
         if len(tokens) >= _FEWEST:
-            found["self_bleu"] = _measured(jackknife(lambda part: float(self_bleu(part).mean()), tokens))
-            found["duplicates"] = _measured(jackknife(duplicates, tokens))
+            found["self_bleu"] = _measured(_share(jackknife(lambda part: float(self_bleu(part).mean()), tokens)))
+            found["duplicates"] = _measured(_share(jackknife(duplicates, tokens)))
         return found
 
     def _copying(self, rows: TokenRows) -> dict[str, Measured]:
@@ -202,6 +200,11 @@ def _safe_ratio(top: Tensor, bottom: Tensor, seed: int) -> Interval:
     if not float(bottom.sum()):
         return Interval(float("nan"), float("nan"), float("nan"))
     return bootstrap_ratio(top, bottom, seed=seed)
+
+
+def _share(interval: Interval) -> Interval:
+    """The interval of a share, which is never below 0 nor above 1."""
+    return Interval(interval.value, max(0.0, interval.low), min(1.0, interval.high))
 
 
 def _measured(interval: Interval) -> Measured:

@@ -55,10 +55,10 @@ _MISSING = {
 _SAME = (
     "model.checkpoint_sha256",
     "sampler",
-    "data",
     "seed",
     "num_samples",
     "metrics",
+    "data",
     "dtype",
     "device",
 )
@@ -152,8 +152,8 @@ class Job:
     def name(self) -> str:
         """What progress calls it."""
         if self.target is not None:
-            return f"{self.steps} steps, entropy of {self.target.to}"
-        return f"{self.steps} steps" + (f", temperature {self.temperature:g}" if self.place == "frontier" else "")
+            return f"steps {self.steps}, entropy of {self.target.to}"
+        return f"steps {self.steps}" + (f", temperature {self.temperature:g}" if self.place == "frontier" else "")
 
 
 Keep = Callable[[Evaluation], None]
@@ -215,7 +215,10 @@ def evaluate_samples(
     """Measure samples that are there already: the rows that a sample file says are complete, nothing drawn anew."""
     supply = Stored(archive)
     data = replace(data, real=supply.real, facts={**archive.header["data"], **data.facts})
-    metrics = _checked_metrics(options.metrics, data, judge)
+    wanted = options.metrics
+    if wanted is None:
+        wanted = [metric for metric in possible_metrics(data, judge) if supply.holds(metric)]
+    metrics = _checked_metrics(wanted, data, judge)
     jobs = [
         Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
         for row in archive.records("row")
@@ -297,9 +300,9 @@ class _Evaluator:
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
-        done = {"rows": evaluation.rows, "frontier": evaluation.frontier}
         for job in jobs:
-            if job.key in [row.key for row in done[job.place]]:
+            done = evaluation.rows if job.place == "rows" else evaluation.frontier
+            if job.key in [row.key for row in done]:
                 continue
             row = self._row(job, evaluation.real)
             self.supply.mark(job.place, row)
@@ -331,7 +334,7 @@ class _Evaluator:
 
     def _measure_real(self, rows: TokenRows) -> dict[str, Measured]:
         drawn = Drawn(rows)
-        found = {name: m for name, m in self.assess.texts(drawn, "real text").items() if name != "mauve"}
+        found = self.assess.texts(drawn, "real text")
         if self.judge is not None and "token_perplexity" not in found:
             found |= self.assess.perplexities(self.assess.score(rows, "real text"))
         if "continuation" in self.metrics:
@@ -387,6 +390,8 @@ class _Evaluator:
         if matched is not None and not matched["reached"]:
             flags = (f"the entropy of {matched['to']} is out of reach: not matched",)
         metrics = self.assess.texts(drawn, job.name, light=job.place == "frontier")
+        if "mauve" in self.metrics and job.place == "rows":
+            metrics |= self.assess.mauve(drawn.tokens, job.name)
         if job.place == "rows" and matched is None:
             metrics |= self._given(job)
         seconds = drawn.columns["seconds"]

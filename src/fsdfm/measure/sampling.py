@@ -209,12 +209,18 @@ class Sampler:
     seed: int = 0
     batch_size: int = 16
 
-    def draw(self, task: Task, steps: int, samples: Sequence[int], *, temperature: float) -> Iterator[Drawn]:
-        """The samples with these indices, a batch at a time; neither the batch nor its neighbours change a sample."""
-        for start in range(0, len(samples), self.batch_size):
-            yield self._batch(task, steps, samples[start : start + self.batch_size], temperature)
+    def draw(
+        self, task: Task, steps: int, samples: Sequence[int], *, temperature: float, noted: bool = True
+    ) -> Iterator[Drawn]:
+        """The samples with these indices, a batch at a time; neither the batch nor its neighbours change a sample.
 
-    def _batch(self, task: Task, steps: int, samples: Sequence[int], temperature: float) -> Drawn:
+        noted   whether the model's distributions are looked at on the way: `bits`, `logits`, `argmax_hits`
+        """
+        for start in range(0, len(samples), self.batch_size):
+            part = samples[start : start + self.batch_size]
+            yield self._batch(task, steps, part, temperature=temperature, noted=noted)
+
+    def _batch(self, task: Task, steps: int, samples: Sequence[int], *, temperature: float, noted: bool) -> Drawn:
         path, device = self.bundle.path, self.runtime.device
         noise = task.noise(self.seed, samples)
         beginning = task.begin(samples, noise, path.source)
@@ -232,7 +238,7 @@ class Sampler:
             jump=JUMPS[self.sampling.jump],
             frozen=beginning.frozen.to(device),
             filter=self.sampling.filter(temperature),
-            hook=note,
+            hook=note if noted else None,
         ):
             jumps += step.jumps.sum(1).cpu()
             x = step.x_next

@@ -74,12 +74,12 @@ class Written:
     def draw(self, kind: str, steps: int, *, temperature: float, num: int, pilot: bool = False) -> Drawn:
         """What the archive has, then what is missing."""
         task, archive = self._task(kind), None if pilot else self.archive
-        name = f"{steps} steps: {'pilot' if pilot else kind} at temperature {temperature:g}"
+        name = f"steps {steps}: {'pilot' if pilot else kind} at temperature {temperature:g}"
         known = None if archive is None else archive.drawn(kind, steps, temperature=temperature, num=num)
         parts = [] if known is None else [known]
         count = sum(map(len, parts))
         self.tell(name, count, num)
-        for drawn in self.sampler.draw(task, steps, range(count, num), temperature=temperature):
+        for drawn in self.sampler.draw(task, steps, range(count, num), temperature=temperature, noted=not pilot):
             if archive is not None:
                 archive.add(kind, steps, drawn, temperature=temperature, first=count, text=self.reader.text)
             parts.append(drawn)
@@ -144,6 +144,11 @@ class Stored:
                 "out of --metrics, or evaluate the model again with --samples"
             )
         return drawn
+
+    def holds(self, metric: str) -> bool:
+        """Whether the file has what a metric is measured on."""
+        kind = {"accuracy": "repair", "continuation": "continuation", "bound": "bound"}.get(metric)
+        return kind is None or self.archive.has(kind)
 
     def bound(self, batch_size: int) -> Bound | None:
         """As it was measured, if it was."""

@@ -1,7 +1,8 @@
-"""Networks: the denoiser (`dit`), a causal model (`causal`), and the parts both are made of (`layers`)."""
+"""Networks: the denoiser (`dit`), also in 8 bits (`int8`), a causal model (`causal`), and their parts (`layers`)."""
 
 from fsdfm.model.causal import CausalConfig, CausalModel
 from fsdfm.model.dit import PRESETS, Conditioning, DiT, FusedConditioning, ModelConfig, SharedConditioning
+from fsdfm.model.int8 import quantise
 
 __all__ = [
     "PRESETS",
@@ -12,4 +13,5 @@ __all__ = [
     "FusedConditioning",
     "ModelConfig",
     "SharedConditioning",
+    "quantise",
 ]

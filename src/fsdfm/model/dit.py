@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from fsdfm.model.layers import (
     AdaptiveBlock,
+    Head,
     Modulation,
     Norm,
+    Rotary,
     StackConfig,
+    blank,
     draw_normal,
     embedding,
     initialise,
@@ -167,8 +170,8 @@ class DiT(nn.Module):
 
     The same in two parts, for callers that need the vocabulary only at some positions:
 
-        features = model.trunk(x_t, t, h)  # [B, L, C]
-        logits = model.logits_at(features.flatten(0, 1)[rows])  # [N, V]
+        features = model.features_at(x_t, t, h, rows=rows)  # rows b * L + i in order -> [N, C]
+        logits = model.logits_at(features)  # [N, V]
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0):
@@ -180,27 +183,53 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(AdaptiveBlock(config, config.cond_width) for _ in range(config.num_blocks))
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
-        self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
+        self.head = blank(Head, config.width, config.vocab_size, bias=config.style == "paper")
+        self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
-        """Everything but the last Linear: features [B, L, C], normed and modulated.
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
+        """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
         """
         conditions = self.conditioning(t, h)
-        rotary = rotary_phases(x_t.shape[1], self.config.head_width, device=x_t.device)
+        length = x_t.shape[1]
+        if rows is not None and self.config.next_token:
+            rows = torch.where(rows % length > 0, rows - 1, rows)
+        rotary = self._rotary(length, x_t.device)
         x = self.embedding(x_t)
-        for block, c in zip(self.blocks, conditions[:-1], strict=True):
+        for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
             x = block(x, c, rotary)
+        x = self.blocks[-1](x, conditions[-2], rotary, rows)
         shift, scale = self.modulation(conditions[-1])
+        if rows is not None:
+            shift, scale = shift[rows // length, 0], scale[rows // length, 0]
         features: Tensor = self.norm(x, shift, scale)
-        if self.config.next_token:
+        if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)
         return features
+
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor) -> Tensor:
+        """`trunk` at the positions b * L + i of `rows`, in order: [N, C].
+
+        Elsewhere the last block computes keys and values only: no other position needs more. A GPU computes all and
+        picks, for it would wait longer for ragged shapes than it saves.
+        """
+        if x_t.device.type != "cpu":
+            return self.trunk(x_t, t, h).flatten(0, 1)[rows]
+        return self.trunk(x_t, t, h, rows=rows)
+
+    def _rotary(self, length: int, device: torch.device) -> Rotary:
+        """The rotary phases of positions 0 .. length-1, kept until another length is asked for."""
+        if torch.compiler.is_compiling():
+            return rotary_phases(length, self.config.head_width, device=device)
+        if self._phases is None or self._phases[0] != (length, device):
+            with torch.inference_mode(False):  # else training could not use what sampling has left here
+                self._phases = ((length, device), rotary_phases(length, self.config.head_width, device=device))
+        return self._phases[1]
 
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
@@ -208,8 +237,7 @@ class DiT(nn.Module):
 
     def forward(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """Logits of p_{1|t}(. | x_t) at every position: [B, L, V]."""
-        features = self.trunk(x_t, t, h)
-        return self.logits_at(features.flatten(0, 1)).view(*x_t.shape, self.config.vocab_size)
+        return self.head(self.trunk(x_t, t, h))  # type: ignore[no-any-return]
 
     def step_aware(self, *, seed: int = 0) -> DiT:
         """A step-aware child with this model's weights: its logits equal the parent's, bit for bit, for every h."""

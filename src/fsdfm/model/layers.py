@@ -22,14 +22,18 @@ __all__ = [
     "Attention",
     "Block",
     "Cache",
+    "Head",
     "Mlp",
     "Modulation",
     "Norm",
+    "Projection",
     "Rotary",
     "StackConfig",
     "Style",
+    "blank",
     "draw_normal",
     "embedding",
+    "gelu_tanh",
     "initialise",
     "linear",
     "rotary_phases",
@@ -39,9 +43,14 @@ __all__ = [
 Style = Literal["paper", "llama"]
 Rotary = tuple[Tensor, Tensor]
 _Config = TypeVar("_Config", bound="StackConfig")
+_Linear = TypeVar("_Linear", bound=nn.Linear)
 
 ROTARY_BASE = 10000.0
 INIT_STD = 0.02
+GELU_SCALE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+_GELU_ROWS = 64  # of a few thousand channels: they stay in the cache between the five passes over them
+_HEAD_COLUMNS = 1024  # tokens a block of the head: their weights stay in the cache
+_HEAD_STRIDE = 64  # logits of a row begin at a multiple of this many numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +128,54 @@ class StackConfig:
             raise ValueError(f"{cls.__name__}: {str(error).split('() ')[-1]}; add it") from None
 
 
+class Projection(nn.Linear):
+    """A Linear that can be asked for some of its outputs."""
+
+    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Outputs start .. stop-1: [..., C] -> [..., stop - start]."""
+        return F.linear(x, self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+
+
+class Head(nn.Linear):
+    """The Linear to the vocabulary; without gradients on a CPU it goes through the vocabulary in blocks.
+
+    A vocabulary of 50257 gives rows of logits that begin anywhere in a cache line, and a matrix product that writes
+    them is a third slower than one that writes rows with room behind them. So what comes back may be strided.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., V]."""
+        if x.ndim != 2 or torch.is_grad_enabled() or not _is_plain(x) or not _is_plain(self.weight):
+            return F.linear(x, self.weight, self.bias)
+        room = -(-self.out_features // _HEAD_STRIDE) * _HEAD_STRIDE
+        logits = x.new_empty(len(x), room)[:, : self.out_features]
+        for start in range(0, self.out_features, _HEAD_COLUMNS):
+            block = slice(start, start + _HEAD_COLUMNS)
+            torch.mm(x, self.weight[block].t(), out=logits[:, block])
+            if self.bias is not None:
+                logits[:, block] += self.bias[block]
+        return logits
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether x is float32 on a CPU and nobody recasts or compiles what is done with it."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
 def linear(in_width: int, out_width: int, *, bias: bool) -> nn.Linear:
     """A Linear whose weights are not drawn yet: `initialise` does that, from a seed."""
+    return blank(nn.Linear, in_width, out_width, bias=bias)
+
+
+def blank(kind: type[_Linear], in_width: int, out_width: int, *, bias: bool) -> _Linear:
+    """The same of a kind of Linear."""
     sizes, device = (in_width, out_width), torch.get_default_device()
-    module: nn.Linear = nn.utils.skip_init(nn.Linear, *sizes, bias=bias, device=device)  # type: ignore[no-untyped-call]
+    module: _Linear = nn.utils.skip_init(kind, *sizes, bias=bias, device=device)  # type: ignore[no-untyped-call]
     return module
 
 
@@ -141,7 +194,7 @@ class Norm(nn.Module):
         self.eps = config.norm_eps
 
     def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-        """Normalise the channels of x [B, L, C]; shift and scale are [B, 1, C] or absent."""
+        """Normalise the channels of x [..., C]; shift and scale are alike, [B, 1, C] for one a sample, or absent."""
         unit = self.normalise(x, self.weight.shape, eps=self.eps)
         if shift is None or scale is None:
             return unit * self.weight
@@ -161,9 +214,9 @@ def rotary_phases(length: int, head_width: int, *, start: int = 0, device: torch
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn the heads x [B, L, H, D] by their positions' angles: (a, b) -> (a cos - b sin, b cos + a sin)."""
+    """Turn the heads x [..., L, H, D] by their positions' angles: (a, b) -> (a cos - b sin, b cos + a sin)."""
     cos, signed_sin = rotary
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin).to(x.dtype)
+    return torch.addcmul(x.roll(x.shape[-1] // 2, -1) * signed_sin, x, cos).to(x.dtype)
 
 
 class Cache:
@@ -193,7 +246,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.kv_heads, config.head_width
         self.causal = causal
-        self.qkv = linear(config.width, (self.num_heads + 2 * self.num_kv_heads) * self.head_width, bias=False)
+        outputs = (self.num_heads + 2 * self.num_kv_heads) * self.head_width
+        self.qkv = blank(Projection, config.width, outputs, bias=False)
         self.out = linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None) -> Tensor:
@@ -208,9 +262,36 @@ class Attention(nn.Module):
         v = heads[:, :, -self.num_kv_heads :].transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
-        grouped = self.num_kv_heads != self.num_heads
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and length > 1, enable_gqa=grouped)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and length > 1, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a head of K and V."""
+        return self.num_kv_heads != self.num_heads
+
+    def at(self, x: Tensor, rotary: Rotary, rows: Tensor) -> Tensor:
+        """The attention of some positions to all of their sample: x [B, L, C], rows b * L + i in order -> [N, C].
+
+        Keys and values are computed everywhere, queries and the projection of what they find only at the rows.
+        """
+        batch, length, _ = x.shape
+        split, end = self.num_heads * self.head_width, self.qkv.out_features
+        q = self.qkv.part(x.flatten(0, 1)[rows], 0, split).view(len(rows), self.num_heads, self.head_width)
+        q = rotate(q, (rotary[0][rows % length], rotary[1][rows % length]))
+        kv = self.qkv.part(x, split, end).view(batch, length, 2 * self.num_kv_heads, self.head_width)
+        k, v = (
+            rotate(kv[:, :, : self.num_kv_heads], rotary).transpose(1, 2),
+            kv[:, :, self.num_kv_heads :].transpose(1, 2),
+        )
+        found, counts = [], torch.bincount(rows // length, minlength=batch).tolist()
+        for sample, own in enumerate(torch.split(q, counts)):
+            if len(own):
+                one = slice(sample, sample + 1)
+                heads = own.transpose(0, 1)[None]
+                y = F.scaled_dot_product_attention(heads, k[one], v[one], enable_gqa=self.grouped)
+                found.append(y[0].transpose(0, 1).flatten(1))
+        return self.out(torch.cat([q.flatten(1)[:0], *found]))  # type: ignore[no-any-return]
 
 
 class Mlp(nn.Module):
@@ -230,8 +311,21 @@ class Mlp(nn.Module):
             gate, up = y.chunk(2, dim=-1)
             y = F.silu(gate) * up
         else:
-            y = F.gelu(y, approximate="tanh")
+            y = gelu_tanh(y)
         return self.out(y)  # type: ignore[no-any-return]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh form of GELU, x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)); without gradients on a CPU it overwrites x.
+
+    The two forms are the same function; torch's own takes twice as long on a CPU, for tanh costs more than a sigmoid.
+    """
+    if torch.is_grad_enabled() or not _is_plain(x) or not x.is_contiguous():
+        return F.gelu(x, approximate="tanh")
+    for part in torch.split(x.view(-1, x.shape[-1]), _GELU_ROWS):
+        gate = part * part
+        part.mul_(gate.mul_(GELU_SCALE * GELU_CUBIC).add_(GELU_SCALE).mul_(part).sigmoid_())
+    return x
 
 
 class Block(nn.Module):
@@ -280,10 +374,16 @@ class AdaptiveBlock(nn.Module):
         """Make gate = 1 where c says nothing: how the weights of a plain block, bit for bit the same, move in."""
         self.modulation.linear.bias.view(self.modulation.parts, -1)[2::3] = 1.0
 
-    def forward(self, x: Tensor, c: Tensor, rotary: Rotary) -> Tensor:
-        """x [B, L, C] and c [B, cond_width] -> [B, L, C]."""
+    def forward(self, x: Tensor, c: Tensor, rotary: Rotary, rows: Tensor | None = None) -> Tensor:
+        """x [B, L, C] and c [B, cond_width] -> [B, L, C]; with rows b * L + i, in order, the output there: [N, C]."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(c)
-        y = self.attention(self.norm_attention(x, shift_a, scale_a), rotary)
+        y = self.norm_attention(x, shift_a, scale_a)
+        if rows is None:
+            y = self.attention(y, rotary)
+        else:
+            y, sample = self.attention.at(y, rotary, rows), rows // x.shape[1]
+            x = x.flatten(0, 1)[rows]
+            gate_a, shift_m, scale_m, gate_m = (part[sample, 0] for part in (gate_a, shift_m, scale_m, gate_m))
         x = torch.addcmul(x, gate_a, F.dropout(y, self.dropout, self.training))
         y = self.mlp(self.norm_mlp(x, shift_m, scale_m))
         return torch.addcmul(x, gate_m, F.dropout(y, self.dropout, self.training))

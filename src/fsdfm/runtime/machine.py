@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fsdfm.runtime.dropout import SampleDropout
 from fsdfm.runtime.processes import ALONE, Processes, process_count
 
-__all__ = ["Precision", "Runtime", "RuntimeConfig", "Strategy", "Student"]
+__all__ = ["Precision", "Runtime", "RuntimeConfig", "Strategy", "Student", "require_strategy"]
 
 _T = TypeVar("_T")
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -68,11 +68,6 @@ class Runtime:
 
     def __init__(self, config: RuntimeConfig):
         self.config = config
-        if config.strategy == "single" and process_count() > 1:
-            raise ValueError(
-                f"strategy is 'single', but torchrun started {process_count()} processes; allowed are then "
-                "'ddp' (every process holds the model) and 'fsdp' (each a share of it): runtime.strategy=ddp"
-            )
         self.device = _device(config.device)
         self.bfloat16 = _wants_bfloat16(config.precision, self.device)
         self.sample_dropout = SampleDropout()
@@ -162,6 +157,15 @@ class Runtime:
         for model in models:
             for module in model.modules():
                 getattr(module, "reshard", lambda: None)()
+
+
+def require_strategy(config: RuntimeConfig) -> None:
+    """Raise where several processes would each do the whole of a work that changes files."""
+    if config.strategy == "single" and process_count() > 1:
+        raise ValueError(
+            f"runtime.strategy is 'single', but torchrun started {process_count()} processes; allowed are then "
+            "'ddp' (every process holds the model) and 'fsdp' (each a share of it): add runtime.strategy=ddp"
+        )
 
 
 def _device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 __all__ = ["ALONE", "Processes", "is_sharded", "local", "placed", "process_count"]
 
@@ -44,11 +45,13 @@ class Processes:
     def join(cls, device: torch.device) -> Processes:
         """Meet the others that `torchrun` started; without it, be a group of one."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store: Any = vars(dist)["HashStore"]()
+        rank, count = 0, 1
         if process_count() > 1 or "MASTER_ADDR" in os.environ:
-            dist.init_process_group(backend)
-        else:
-            store: Any = vars(dist)["HashStore"]()
-            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            store, rank, count = next(rendezvous("env://"))
+        # A job that torchrun started again may meet where it met before: the addresses of the dead are not its own.
+        store = vars(dist)["PrefixStore"](f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
         return cls(dist.get_rank(), dist.get_world_size(), group=dist.new_group(backend="gloo", timeout=_PATIENCE))
 
     def leave(self, *, in_order: bool = True) -> None:
@@ -148,7 +151,7 @@ class Processes:
                 raise
             raise ValueError(
                 f"process {self.rank} of {self.count} lost another one, which was killed or failed "
-                f"(look above for its message; {str(error).splitlines()[0][:120]}); {saved}: the same command goes on "
+                f"(look above for its message; {_reason(error)}); {saved}: the same command goes on "
                 "from there, and torchrun --max-restarts=3 gives it by itself"
             ) from error
 
@@ -165,6 +168,11 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the network's library says, without its place in that library."""
+    return str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")[:120]
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -1,0 +1,66 @@
+"""The picture of `fsdfm bench generate`: who takes how long for a text, and how the cost grows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_generate", "require_plots"]
+
+INK, OURS, OTHERS = "#222222", "#3f51b5", "#b0b4bd"
+_LABELS = {"ours": "fsdfm", "int8": "fsdfm, int8", "gpt2": "GPT-2, cached", "textbook": "textbook"}
+
+
+def require_plots(file: Path | None) -> None:
+    """Raise before the work where a picture is wanted and matplotlib is missing, or the file is no picture."""
+    if file is None:
+        return
+    if file.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"the picture is {file}; allowed are names that end in .png, .svg or .pdf")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("the picture needs matplotlib; install it with: pip install 'fsdfm[plots]'")
+
+
+def draw_generate(result: Mapping[str, Any]) -> Figure:
+    """Bars of seconds a text where systems were compared, and lines over batch and length where those were swept."""
+    from matplotlib.figure import Figure
+
+    sweeps = {name: rows for name, rows in result["sweeps"].items() if rows}
+    panels = [
+        name for name in ("seconds", "lengths", "batch") if name in sweeps or (name == "seconds" and result[name])
+    ]
+    figure = Figure(figsize=(4.2 * max(1, len(panels)), 3.4), layout="constrained")
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+    for axis, name in zip(axes, panels, strict=False):
+        if name == "seconds":
+            _bars(axis, result)
+        elif name == "lengths":
+            _line(axis, sweeps[name], "length", "seconds", "a text, seconds")
+        else:
+            _line(axis, sweeps[name], "batch", "tokens_per_second", "tokens a second")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(colors=INK)
+    return figure
+
+
+def _bars(axis: Axes, result: Mapping[str, Any]) -> None:
+    shown = {label: result["seconds"][name] for name, label in _LABELS.items() if name in result["seconds"]}
+    names = list(shown)[::-1]
+    colours = [OURS if name.startswith("fsdfm") else OTHERS for name in names]
+    axis.bar_label(axis.barh(names, [shown[name] for name in names], color=colours), fmt="%.1f", padding=3)
+    axis.margins(x=0.15)
+    setting = result["setting"]
+    axis.set_xlabel(f"seconds for {setting['length']} tokens ({setting['preset']}, {setting['steps']} steps)")
+
+
+def _line(axis: Axes, rows: Sequence[Mapping[str, float]], x: str, y: str, label: str) -> None:
+    axis.plot([row[x] for row in rows], [row[y] for row in rows], "o-", color=OURS)
+    axis.set(xscale="log", yscale="log", xlabel=x, ylabel=label)
+    axis.set_xticks([row[x] for row in rows], [f"{row[x]:g}" for row in rows])
+    axis.minorticks_off()

@@ -1,0 +1,87 @@
+"""Measuring a model: evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from fsdfm.cli.options import SeedOption, console
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    model: Annotated[str | None, typer.Argument(help="A checkpoint, or a run; else the model that ships.")] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="Who scores text: gpt2-large or any name of the hub, a folder, *.gguf, smollm2, *.bin."),
+    ] = None,
+    held_out: Annotated[str | None, typer.Option(help="Real text that the model was not trained on.")] = None,
+    training: Annotated[
+        list[str] | None, typer.Option(help="Training text, or a prepared corpus: how much is copied from it.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Budgets: 1,2,4,8 or, for powers of two, 1..1024. [default: 1..64]")
+    ] = None,
+    num: Annotated[int | None, typer.Option(help="Samples a budget. [default: 256]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a sample; the model's length unless said.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of perplexity, diversity, trajectory, copying, mauve, accuracy, continuation, bound; "
+            "entropy and distinct-n come with all. [default: all that is possible]"
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Result file, written after every row; the same command again goes on.")
+    ] = None,
+    samples: Annotated[Path | None, typer.Option(help="Keep what is sampled in this file (JSON lines).")] = None,
+    from_samples: Annotated[
+        Path | None, typer.Option(help="Measure the samples of such a file; MODEL is left out.")
+    ] = None,
+    matched: Annotated[
+        list[str] | None,
+        typer.Option(help="Also at the temperature of equal entropy: data, a number of bits, or FILE:STEPS."),
+    ] = None,
+    frontier: Annotated[str | None, typer.Option(help="Also at these temperatures: 0.7,0.8,0.9.")] = None,
+    mauve: Annotated[
+        str | None, typer.Option(help="Measure MAUVE with these features: minilm, or a causal model of the hub.")
+    ] = None,
+    seed: SeedOption = 0,
+    temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
+    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant or stratified.")] = "exact",
+    grid: Annotated[str, typer.Option(help="uniform or kappa.")] = "uniform",
+    start: Annotated[
+        float | None, typer.Option(help="Where repairs and continuations start; kappa^-1(share given) unless said.")
+    ] = None,
+    begin: Annotated[
+        Literal["document", "anywhere"], typer.Option(help="Where rows of held-out text begin.")
+    ] = "document",
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
+    name: Annotated[str | None, typer.Option(help="What tables call the model; its folder unless said.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
+) -> None:
+    """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
+    given = dict(locals())
+    from fsdfm.evaluation import Request, count, run_evaluation
+    from fsdfm.show.quality.terminal import print_tables
+
+    for option in ("training", "matched"):
+        given[option] = tuple(given[option] or ())
+    outcome = run_evaluation(Request(**given))
+    if outcome.evaluation is not None:
+        wide = console if console.is_terminal else Console(width=160)
+        print_tables(outcome.evaluation, wide)
+    if not outcome.finished:
+        rows = 0 if outcome.evaluation is None else len(outcome.evaluation.rows) + len(outcome.evaluation.frontier)
+        kept = "nothing is kept: give --json FILE" if json is None else f"in {json}; the same command goes on"
+        typer.echo(f"stopped with {count(rows, 'finished row')}, {kept}", err=True)
+        raise typer.Exit(130)

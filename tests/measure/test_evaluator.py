@@ -1,0 +1,369 @@
+"""The evaluator's own truth: oracles, collapsed samplers, and that nothing but the samples moves a number."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from fsdfm.checkpoint import Bundle
+from fsdfm.measure.archive import Archive
+from fsdfm.measure.evaluator import Data, Options, Target, evaluate, evaluate_samples
+from fsdfm.measure.judges import causal_judge
+from fsdfm.measure.mauve import Mauve
+from fsdfm.measure.rows import cut_rows
+from fsdfm.measure.sampling import Sampling
+from fsdfm.model import CausalConfig, CausalModel
+from fsdfm.noise import Noise, Purpose
+from fsdfm.results import load_evaluation, save_evaluation
+from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
+
+LENGTH = 24
+STORY = "".join(f"The {k} cats sat on {k * k} mats and {7 * k % 31} hats.\x00" for k in range(60))
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr("fsdfm.measure.statistics.RESAMPLES", 100)
+
+
+def judge(seed=0, name="tiny"):
+    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
+    model = CausalModel(config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return causal_judge(model, BYTES, name=name, bos_id=256)
+
+
+def real_rows(length=LENGTH):
+    documents = [BYTES.encode(text) for text in STORY.split("\x00") if text]
+    tokens = np.array([token for document in documents for token in [*document, BYTES.eos_id]])
+    starts = np.cumsum([0, *(len(document) + 1 for document in documents[:-1])])
+    return cut_rows(tokens, starts, length)
+
+
+def options(**changes):
+    sampling = Sampling(length=changes.pop("length", LENGTH), **changes.pop("sampling", {}))
+    return Options(**{"steps": (1, 2), "num": 6, "sampling": sampling, **changes})
+
+
+def oracle(rows):
+    """Logits that are sure of the row that agrees best with x_t."""
+    known = torch.from_numpy(rows.astype(np.int64))
+
+    def answer(x_t, t):
+        best = (x_t[:, None] == known[None]).sum(-1).argmax(-1)
+        return torch.full((*x_t.shape, 257), -30.0).scatter(-1, known[best][..., None], 30.0)
+
+    return answer
+
+
+def without_times(evaluation):
+    def strip(value):
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if not k.startswith(("seconds", "started"))}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    return strip(evaluation.to_json())
+
+
+# --- known answers ----------------------------------------------------------------------------------------------------
+
+
+def test_an_oracle_repairs_everything_and_continues_as_the_text_does():
+    rows = real_rows()[:6]
+    bundle = known_bundle(oracle(rows), length=LENGTH)
+    found = evaluate(bundle, Data(rows), judge(), options(metrics=("accuracy", "continuation", "bound")))
+    for row in found.rows:
+        assert row.metrics["accuracy"].value == 1
+        assert row.metrics["accuracy_argmax"].value == 1
+        given = row.metrics["continuation_token_perplexity"]
+        assert given.value == pytest.approx(found.real["continuation_token_perplexity"].value, rel=1e-6)
+        assert given.value != pytest.approx(found.real["token_perplexity"].value, rel=1e-3)
+
+
+def test_a_model_that_knows_nothing_repairs_by_chance():
+    bundle = known_bundle(lambda x_t, t: torch.zeros(*x_t.shape, 257), length=LENGTH)
+    rows = real_rows()
+    found = evaluate(bundle, Data(rows), None, options(num=40, steps=(1,), metrics=("accuracy", "trajectory")))
+    metrics = found.rows[0].metrics
+    assert metrics["accuracy"].value < 0.03
+    assert metrics["accuracy_argmax"].value == 0  # token 0, which no text holds
+    assert metrics["model_entropy_bits"].value == pytest.approx(np.log2(257))
+    assert metrics["jumps_per_token"].value == pytest.approx(256 / 257, abs=0.02)
+
+
+def test_the_start_of_a_repair_is_an_argument():
+    for start, told in ((None, 0.5), (0.0, 0.0)):
+        bundle = known_bundle(wants(97), length=LENGTH)
+        evaluate(bundle, Data(real_rows()), None, options(metrics=("accuracy",), steps=(2,), sampling={"start": start}))
+        times = [t for t, _ in bundle.model.told]
+        assert times.count(told) >= 6
+        assert (0.75 in times) == (start is None)
+
+
+def test_a_collapsed_sampler_is_flagged_and_an_honest_one_is_not():
+    collapsed = evaluate(known_bundle(wants(97), length=LENGTH), Data(real_rows()), judge(), options(steps=(2,)))
+    flags = collapsed.rows[0].flags
+    assert any(flag.startswith("collapse: entropy_bits below real text's") for flag in flags)
+    assert any("distinct_2" in flag for flag in flags)
+    assert collapsed.rows[0].metrics["entropy_bits"].value == 0
+    assert collapsed.rows[0].metrics["duplicates"].value == pytest.approx(5 / 6)
+    world, p_1 = unigram_world(length=100)
+    uniform = Noise(7, range(20)).uniform(Purpose.DATA, 100)
+    rows = torch.searchsorted(p_1.cumsum(0), uniform).clamp(max=256).numpy().astype(np.int32)
+    honest = evaluate(world, Data(rows), None, options(num=20, length=100, steps=(32,), metrics=("diversity",)))
+    assert honest.rows[0].flags == ()
+    band = honest.real["entropy_bits"].facts["band"]
+    assert band[0] < honest.real["entropy_bits"].low < honest.real["entropy_bits"].high < band[1]
+
+
+def test_a_judge_first_says_what_it_thinks_of_real_and_shuffled_text():
+    rows = real_rows()[:6]
+    found = evaluate(random_bundle(length=LENGTH), Data(rows), judge(), options(steps=(1,), metrics=("perplexity",)))
+    documents = [BYTES.decode(part) for row in rows for part in _split(row.tolist())]
+    assert found.real["token_perplexity"].value == pytest.approx(judge().score(documents).token_perplexity, rel=1e-6)
+    assert found.judge["real"]["token_perplexity"]["value"] == found.real["token_perplexity"].value
+    assert found.judge["shuffled"]["token_perplexity"]["value"] != found.real["token_perplexity"].value
+    assert (found.judge["name"], found.judge["real"]["n"]) == ("tiny", 6)
+
+
+def _split(row):
+    parts = [[]]
+    for token in row:
+        if token == BYTES.eos_id:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [part for part in parts if part]
+
+
+def test_copying_is_measured_beside_that_of_real_text():
+    rows = real_rows()
+    training = np.concatenate([rows[0], rows[1]])
+    bundle = known_bundle(oracle(rows[:1]), length=LENGTH)  # writes the first row, whatever the noise
+    found = evaluate(bundle, Data(rows, training=training), None, options(steps=(1,), metrics=("copying",)))
+    assert found.rows[0].metrics["copied_8grams"].value == 1
+    assert found.rows[0].metrics["longest_copy"].facts["max"] == LENGTH
+    assert 0 < found.real["copied_8grams"].value < 1
+
+
+# --- nothing else moves a number --------------------------------------------------------------------------------------
+
+
+def test_evaluation_changes_nothing():
+    bundle = random_bundle(length=LENGTH, budgets=(1, 2))
+    bundle.model.train()
+    bundle.model.blocks[0].eval()
+    weights = copy.deepcopy(bundle.model.state_dict())
+    modes = [module.training for module in bundle.model.modules()]
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), matched=(Target("data"),), pilot=2))
+    assert found.bound.value > 0
+    assert [module.training for module in bundle.model.modules()] == modes
+    assert all(torch.equal(value, weights[name]) for name, value in bundle.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()
+    assert random.getstate() == states[2]
+
+
+def test_the_batch_size_changes_no_number():
+    bundle = random_bundle(length=LENGTH, bos_id=3)
+    rows = real_rows()
+    rows[:, 0] = 3
+    runs = [evaluate(bundle, Data(rows), judge(), options(steps=(2,), batch_size=size)) for size in (1, 4)]
+    assert without_times(runs[0]) == without_times(runs[1])
+    assert runs[0].rows[0].metrics["model_entropy_bits"].value > 0
+
+
+@pytest.mark.parametrize("source", ["mask", "mixture"])
+def test_other_sources_are_measured_alike(source):
+    bundle = random_bundle(source=source, length=LENGTH, budgets=(1, 2))
+    asked = options(steps=(2,), metrics=("accuracy", "trajectory", "bound"))
+    found = evaluate(bundle, Data(real_rows()), None, asked)
+    metrics = found.rows[0].metrics
+    assert 0 <= metrics["accuracy"].value < 0.2
+    assert metrics["model_entropy_bits"].value <= np.log2(257)  # the mask is never emitted
+    if source == "mask":
+        assert metrics["jumps_per_token"].value == 1
+    assert found.bound.value > 0
+
+
+class Interrupt:
+    """Stops an evaluation after some rows, as Ctrl-C would, when they are on the disk."""
+
+    def __init__(self, file, rows):
+        self.file, self.rows = file, rows
+
+    def __call__(self, evaluation):
+        save_evaluation(evaluation, self.file)
+        if len(evaluation.rows) + len(evaluation.frontier) >= self.rows:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
+    bundle, data = random_bundle(length=LENGTH), Data(real_rows())
+    asked = options(matched=(Target(4.0, 4.0),), frontier=(0.7,), steps=(1,), pilot=3)
+    whole = evaluate(bundle, data, judge(), asked)
+    assert [row.matched is None for row in whole.rows] == [True, False]
+    file = tmp_path / "a.json"
+    earlier = None
+    for rows in (1, 2, 99):
+        archive = Archive.create(tmp_path / "a.jsonl", {"model": {}}, ["model"])
+        keep = Interrupt(file, rows)
+        try:
+            done = evaluate(bundle, data, judge(), asked, archive=archive, earlier=earlier, keep=keep)
+        except KeyboardInterrupt:
+            earlier = load_evaluation(file)
+    assert without_times(load_evaluation(file)) == without_times(whole) == without_times(done)
+    assert done.rows[0] == earlier.rows[0]  # kept, times and all
+
+
+def test_half_a_row_is_gone_on_with(tmp_path):
+    bundle, data = random_bundle(length=LENGTH), Data(real_rows())
+    asked = options(steps=(2,), metrics=("perplexity",), batch_size=2)
+    whole = evaluate(bundle, data, judge(), asked)
+
+    def stop(what, done, total):
+        if "text at" in what and done == 4:
+            raise KeyboardInterrupt
+
+    archive = Archive.create(tmp_path / "a.jsonl", {}, [])
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(bundle, data, judge(), asked, archive=archive, tell=stop)
+    with archive.file.open("a") as lines:
+        lines.write('{"kind": "text", "steps": 2, "temp')  # the line that the power cut short
+    assert len(archive.drawn("text", 2, temperature=1.0, num=6)) == 4
+    drawn = []
+    archive = Archive.create(tmp_path / "a.jsonl", {}, [])
+    done = evaluate(
+        bundle, data, judge(), asked, archive=archive, tell=lambda what, done, _: drawn.append((what, done))
+    )
+    assert ("steps 2: text at temperature 1", 4) in drawn
+    assert ("steps 2: text at temperature 1", 2) not in drawn
+    assert without_times(done) == without_times(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "other", "message"),
+    [
+        ({"seed": 1}, "tiny", "its seed is 0, now it is 1"),
+        ({"num": 5}, "tiny", "num_samples is 6, now it is 5"),
+        ({"sampling": {"temperature": 0.5}}, "tiny", "its sampler is"),
+        ({"metrics": ("diversity",)}, "tiny", "its metrics is"),
+        ({}, "another", "its judge name is 'tiny', now it is 'another'"),
+    ],
+)
+def test_another_evaluations_rows_are_not_mixed_in(changes, other, message):
+    bundle, data = random_bundle(length=LENGTH), Data(real_rows())
+    asked = {"steps": (1,), "metrics": ("perplexity",)}
+    first = evaluate(bundle, data, judge(), options(**asked))
+    with pytest.raises(ValueError, match=message):
+        evaluate(bundle, data, judge(name=other), options(**{**asked, **changes}), earlier=first)
+
+
+# --- matching, frontier, samples kept ---------------------------------------------------------------------------------
+
+
+def test_matched_entropy_hits_its_target():
+    bundle, data = random_bundle(length=64), Data(real_rows(64))
+    asked = options(
+        steps=(2,), num=12, pilot=4, length=64, metrics=("diversity",), matched=(Target("data"), Target(5.0, 5.0))
+    )
+    found = evaluate(bundle, data, None, asked)
+    plain = found.rows[0].metrics["entropy_bits"].value
+    for row, target in zip(found.matched, (found.real["entropy_bits"].value, 5.0), strict=True):
+        assert abs(plain - target) > 0.2
+        assert row.metrics["entropy_bits"].value == pytest.approx(target, abs=asked.tolerance)
+        assert row.matched["entropy_bits"] == pytest.approx(row.metrics["entropy_bits"].value)
+        assert row.matched["reached"]
+        assert row.temperature < 1
+
+
+def test_an_entropy_out_of_reach_is_said_to_be():
+    bundle = known_bundle(wants(97), length=LENGTH)
+    found = evaluate(bundle, Data(), None, options(steps=(1,), metrics=("diversity",), matched=(Target(3.0, 3.0),)))
+    assert found.matched[0].flags == ("the entropy of 3.0 is out of reach: not matched",)
+    assert not found.matched[0].matched["reached"]
+
+
+def test_the_frontier_rises_with_the_temperature():
+    asked = options(steps=(2,), metrics=("perplexity",), frontier=(0.3, 1.5))
+    found = evaluate(random_bundle(length=LENGTH), Data(real_rows()), judge(), asked)
+    cold, hot = found.frontier
+    assert (cold.temperature, hot.temperature) == (0.3, 1.5)
+    assert cold.metrics["entropy_bits"].value < hot.metrics["entropy_bits"].value
+    assert "token_perplexity" in hot.metrics
+
+
+def test_another_judge_scores_the_same_samples(tmp_path):
+    bundle = random_bundle(length=LENGTH)
+    header = {
+        "model": {"name": "tiny"},
+        "data": {},
+        "sampler": Sampling(length=LENGTH).to_json(),
+        "tokenizer": BYTES.definition,
+        "bos_id": None,
+    }
+    archive = Archive.create(tmp_path / "a.jsonl", header, ["model"])
+    asked = options(steps=(1,), matched=(Target(4.0, 4.0),), pilot=3)
+    direct = evaluate(bundle, Data(real_rows()), judge(), asked, archive=archive)
+    archive = Archive.open(tmp_path / "a.jsonl")
+    same = evaluate_samples(archive, Data(), judge(), options(steps=(1,)))
+    assert [row.metrics for row in same.rows] == [row.metrics for row in direct.rows]
+    assert [row.matched for row in same.rows] == [row.matched for row in direct.rows]
+    assert (same.real, same.bound) == (direct.real, direct.bound)
+    other = evaluate_samples(archive, Data(), judge(seed=1), options(steps=(1,)))
+    assert other.rows[0].metrics["token_perplexity"] != direct.rows[0].metrics["token_perplexity"]
+    assert other.rows[0].metrics["accuracy"] == direct.rows[0].metrics["accuracy"]
+    lines = [json.loads(line) for line in archive.file.read_text().splitlines()]
+    assert {line.get("kind") for line in lines[1:]} == {"real", "bound", "text", "continuation", "repair", "row"}
+    with pytest.raises(ValueError, match="holds no complete row"):
+        evaluate_samples(archive, Data(), judge(), options(steps=(4,)))
+
+
+def test_what_is_missing_is_said():
+    bundle = random_bundle(length=LENGTH)
+    with pytest.raises(ValueError, match="the judge tiny needs real text"):
+        evaluate(bundle, Data(), judge(), options())
+    for metric, missing in (("perplexity", "a judge"), ("copying", "--training"), ("mauve", "--mauve")):
+        with pytest.raises(ValueError, match=f"the metric '{metric}' needs .*{missing}"):
+            evaluate(bundle, Data(real_rows()), None, options(metrics=(metric,)))
+    with pytest.raises(ValueError, match="metrics holds 'speed'"):
+        options(metrics=("speed",))
+    with pytest.raises(ValueError, match="num is 1"):
+        options(num=1)
+
+
+def test_mauve_compares_with_real_text_and_real_text_with_itself(monkeypatch):
+    compared = []
+
+    def compare(real, generated, **_):
+        compared.append((real.tolist(), generated.tolist()))
+        return Mauve((0.5, 0.7), (0, 1), (len(real), len(generated)), 2)
+
+    monkeypatch.setattr("fsdfm.measure.assessor.compute_mauve", compare)
+
+    def features(texts):
+        return np.array([[len(text), text.count("a")] for text in texts], dtype=np.float32)
+
+    rows = real_rows()
+    data = Data(rows[:8], features=features)
+    bundle = known_bundle(oracle(rows[9:10]), length=LENGTH)
+    found = evaluate(bundle, data, None, options(steps=(1,), num=4, metrics=("mauve",)))
+    assert found.real["mauve"].value == found.rows[0].metrics["mauve"].value == pytest.approx(0.6)
+    assert found.rows[0].metrics["mauve"].facts["n"] == [4, 4]
+    embedded = features([BYTES.decode(row) for row in rows[:10].tolist()]).tolist()
+    assert compared == [(embedded[:4], embedded[4:8]), (embedded[:4], embedded[9:] * 4)]
+
+
+def test_a_model_that_writes_nothing_has_no_perplexity():
+    bundle = known_bundle(wants(BYTES.eos_id), length=LENGTH)
+    assert isinstance(bundle, Bundle)
+    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), metrics=("perplexity",)))
+    assert np.isnan(found.rows[0].metrics["token_perplexity"].value)
+    assert found.rows[0].flags
