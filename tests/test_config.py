@@ -13,6 +13,7 @@ NAMES = [
     "paper-170m-fewstep",
     "paper-170m-mask-dfm",
     "paper-170m-mask-fewstep",
+    "stories-dfm",
     "tiny-dfm",
     "tiny-fewstep",
 ]

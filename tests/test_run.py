@@ -157,7 +157,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     )
     result, _ = train_silently(child)
     assert result.finished
-    assert load_model(tmp_path / "child").facts["data"] == {"pairs": str(tmp_path / "pairs")}
+    assert load_model(tmp_path / "child").facts["data"] == {"pairs": "pairs"}
     x_0 = next(module.make_feed(module.data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
     assert x_0.x_0.shape == (4, 16)
     assert bool(x_0.given[:, 0].all())

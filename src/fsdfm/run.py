@@ -454,9 +454,9 @@ def _bundle(
     budgets = None
     if model.config.is_step_aware:
         budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
-    text = {"inputs": [_public_name(name) for name in recipe.data.inputs]}
+    text: dict[str, object] = {"inputs": [_public_name(name) for name in recipe.data.inputs]}
     if recipe.data.pairs is not None:
-        text = {"pairs": [_public_name(recipe.data.pairs)]}
+        text = {"pairs": _public_name(recipe.data.pairs)}
     facts = {"objective": asdict(recipe.objective), "data": text}
     return Bundle(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
 

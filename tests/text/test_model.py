@@ -254,7 +254,7 @@ def test_load(tmp_path):
 
 def test_a_build_without_a_model_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("fsdfm.text.model.resources.files", lambda package: tmp_path)
-    with pytest.raises(ValueError, match="no embedded model; name the folder"):
+    with pytest.raises(ValueError, match="no embedded model"):
         fsdfm.load()
     with pytest.raises(ValueError, match="no embedded model 'parent'"):
         fsdfm.load("parent")

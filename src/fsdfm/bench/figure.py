@@ -60,7 +60,13 @@ def _bars(axis: Axes, result: Mapping[str, Any]) -> None:
 
 
 def _line(axis: Axes, rows: Sequence[Mapping[str, float]], x: str, y: str, label: str) -> None:
-    axis.plot([row[x] for row in rows], [row[y] for row in rows], "o-", color=OURS)
-    axis.set(xscale="log", yscale="log", xlabel=x, ylabel=label)
-    axis.set_xticks([row[x] for row in rows], [f"{row[x]:g}" for row in rows])
-    axis.minorticks_off()
+    points = [(row[x], row[y]) for row in rows]
+    axis.plot(*zip(*points, strict=True), "o-", color=OURS)
+    axis.set(xscale="log", yscale="log" if y == "seconds" else "linear", xlabel=x, ylabel=label)
+    for point in points:
+        axis.annotate(f"{point[1]:.3g}", point, (0, 6), textcoords="offset points", ha="center", color=INK)
+    axis.margins(0.15)
+    if y != "seconds":
+        axis.set_ylim(0, 1.2 * max(value for _, value in points))
+    axis.set_xticks([value for value, _ in points], [f"{value:g}" for value, _ in points])
+    axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)

@@ -93,13 +93,13 @@ def _rows(work: Workload, processes: str, rate: float) -> list[dict[str, Any]]:
 def _table(rows: list[dict[str, Any]]) -> Table:
     from fsdfm.learn.journal import duration
 
-    table = Table(title="GB a process")
-    for column in ("processes", "strategy", "accumulate", *_PARTS, "time"):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+    table = Table("GB a process", title="Memory and time by processes and strategy")
     for row in rows:
-        sizes = (_gigabytes(row[part]) for part in _PARTS)
-        head = (str(row["processes"]), row["strategy"], str(row["accumulate"]))
-        table.add_row(*head, *sizes, duration(row["seconds"]))
+        table.add_column(f"{row['processes']} {row['strategy']}", justify="right")
+    for part in _PARTS:
+        table.add_row(part, *(_gigabytes(row[part]) for row in rows), end_section=part == _PARTS[-1])
+    table.add_row("portions a step", *(str(row["accumulate"]) for row in rows))
+    table.add_row("time", *(duration(row["seconds"]) for row in rows))
     return table
 
 
