@@ -1,8 +1,9 @@
 """The model's arithmetic, made the same whatever else is in the batch.
 
 A matrix product rounds differently when its number of rows changes, so the same row in another batch would have other
-last digits, and sooner or later another token. Hence every call has a fixed shape: the trunk takes `rows` samples at a
-time, the head HEAD_ROWS positions, and what is missing is filled up. On a CPU `rows` is 1, and no work is in vain.
+last digits, and sooner or later another token. Hence no call has a shape that depends on the batch: on a CPU every call
+is about one sample, whose own coins decide how many rows it asks for; elsewhere the trunk takes eight samples at a
+time, the head HEAD_ROWS positions, and what is missing is filled up.
 """
 
 from __future__ import annotations
@@ -59,25 +60,25 @@ class Network:
 
     @torch.no_grad()
     def logits_at(self, features: Tensor) -> Tensor:
-        """The head at chosen rows, HEAD_ROWS at a time: [N, C] -> [N, V]."""
+        """The head at chosen rows, of one sample where a call is about one, HEAD_ROWS at a time: [N, C] -> [N, V]."""
         parts = []
         for part in torch.split(features, HEAD_ROWS):
+            missing = 0 if self.rows == 1 else HEAD_ROWS - len(part)
             with self.runtime.autocast():
-                logits = self.model.logits_at(F.pad(part, (0, 0, 0, HEAD_ROWS - len(part))))
+                logits = self.model.logits_at(F.pad(part, (0, 0, 0, missing)) if missing else part)
             parts.append(logits[: len(part)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # without a copy where the sampler asks
 
     @torch.no_grad()
     def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
         """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
-        features = self.trunk(x_t, t, h).flatten(0, 1)
         shown = []
-        rows = zip(torch.split(features, HEAD_ROWS), torch.split(x_t.flatten(), HEAD_ROWS), strict=True)
-        for part, token in rows:
-            logits = self.logits_at(part).to(torch.float32)
-            if mask_token is not None:
-                logits[:, mask_token] = -torch.inf
-            shown.append(torch.log_softmax(logits, -1).gather(-1, token[:, None])[:, 0])
+        for features, tokens in zip(self.trunk(x_t, t, h), x_t, strict=True):
+            for part, token in zip(torch.split(features, HEAD_ROWS), torch.split(tokens, HEAD_ROWS), strict=True):
+                logits = self.logits_at(part).to(torch.float32)
+                if mask_token is not None:
+                    logits[:, mask_token] = -torch.inf
+                shown.append(torch.log_softmax(logits, -1).gather(-1, token[:, None])[:, 0])
         return torch.cat(shown).cpu().to(torch.float64).exp().view_as(x_t)
 
 

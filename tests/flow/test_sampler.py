@@ -229,9 +229,9 @@ def test_a_hook_is_told_where_its_rows_are():
         return logits
 
     steps = list(trajectory(toy, path, x_0, grid=Grid.uniform(2), noise=noise, hook=look))
-    assert torch.equal(torch.cat([rows.sample * 150 + rows.position for rows in seen[-4:]]), torch.arange(450))
-    assert [float(rows.t[0]) for rows in seen[-4:]] == [0.5] * 4
-    assert [float(rows.t_next[0]) for rows in seen[-4:]] == [1.0] * 4
+    assert torch.equal(torch.cat([rows.sample * 150 + rows.position for rows in seen[-6:]]), torch.arange(450))
+    assert [float(rows.t[0]) for rows in seen[-6:]] == [0.5] * 6
+    assert [float(rows.t_next[0]) for rows in seen[-6:]] == [1.0] * 6
     assert torch.equal(seen[-1].x_t, steps[-1].x_t)
 
 

@@ -7,6 +7,7 @@ import torch
 import fsdfm
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import JUMPS, Grid, Path, PolynomialSchedule
+from fsdfm.flow.sampler import SplitLogits
 from fsdfm.network import Network
 from fsdfm.runtime import Runtime, RuntimeConfig
 from fsdfm.text import LanguageModel, Settings
@@ -45,9 +46,12 @@ def test_the_arithmetic_of_a_row_does_not_know_the_batch(budgets):
     features = network.trunk(x_t, t, h)
     for row in range(5):
         assert torch.equal(network.trunk(x_t[row : row + 1], t[row : row + 1], h[row : row + 1])[0], features[row])
-    logits = network.logits_at(features.flatten(0, 1))
-    for row in (0, 7, 104):
-        assert torch.equal(network.logits_at(features.flatten(0, 1)[row : row + 1])[0], logits[row])
+    rows = torch.arange(0, 105, 2)  # some of every sample
+    together = torch.cat([tile for _, tile, _ in SplitLogits(network, features).tiles(rows)])
+    for sample in range(5):
+        own = rows[rows // 21 == sample] - 21 * sample
+        alone = [tile for _, tile, _ in SplitLogits(network, features[sample : sample + 1]).tiles(own)]
+        assert torch.equal(torch.cat(alone), together[rows // 21 == sample])
 
 
 def test_the_features_of_a_sample_do_not_know_the_batch():

@@ -98,12 +98,12 @@ class SplitLogits:
     """Logits that a head computes for the rows asked for."""
 
     def __init__(self, denoiser: SplitDenoiser, features: Tensor):
-        self.denoiser = denoiser
+        self.denoiser, self.length = denoiser, features.shape[1]
         self.flat = features.flatten(0, 1)
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """A head call for every few rows."""
-        return _head_tiles(self.denoiser, self.flat[rows])
+        return _head_tiles(self.denoiser, self.flat[rows], rows // self.length)
 
 
 class PickedLogits:
@@ -114,13 +114,24 @@ class PickedLogits:
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """One network call, then a head call for every few rows."""
-        return _head_tiles(self.denoiser, self.denoiser.features_at(*self.asked, rows=rows))
+        features = self.denoiser.features_at(*self.asked, rows=rows)
+        return _head_tiles(self.denoiser, features, rows // self.asked[0].shape[1])
 
 
-def _head_tiles(denoiser: SplitDenoiser, features: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    for start in range(0, len(features), _TILE):
-        part = slice(start, min(start + _TILE, len(features)))
-        yield part, denoiser.logits_at(features[part]), None
+def _head_tiles(
+    denoiser: SplitDenoiser, features: Tensor, sample: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """Tiles of the rows [N] of `sample` [N]; on a CPU none of two samples, so that a sample's shapes are its own.
+
+    A matrix product rounds by its number of rows; which rows a sample asks for, its own coins decide.
+    """
+    counts = torch.bincount(sample).tolist() if features.device.type == "cpu" else [len(features)]
+    start = 0
+    for count in counts:
+        for first in range(start, start + count, _TILE):
+            tile = slice(first, min(first + _TILE, start + count))
+            yield tile, denoiser.logits_at(features[tile]), None
+        start += count
 
 
 class _HookedLogits:
