@@ -16,9 +16,7 @@ bundle.model, bundle.path, bundle.tokenizer, bundle.length
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fsdfm import flow
-from fsdfm.data import Tokenizer
+from fsdfm.data import Tokenizer, file_sha256, sync
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
@@ -216,11 +214,11 @@ def _aside(place: Path, processes: Processes = ALONE) -> Iterator[Path]:
         side.mkdir(parents=True)
 
     def finish() -> None:
-        _sync(side)
+        sync(side)
         if place.exists():
             _remove(place)
         side.replace(place)
-        _sync(place.parent)
+        sync(place.parent)
 
     try:
         processes.first(make)
@@ -299,41 +297,22 @@ def _write_tensors(
         for name in order:
             value = (shapes if tensors is None else tensors)[name].detach().to("cpu", types[name])
             file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    _sync(path)
+    sync(path)
 
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
+    sync(path)
 
 
 def _write_checksums(folder: Path, processes: Processes = ALONE) -> None:
     names = processes.first(lambda: sorted(path.name for path in folder.iterdir() if path.name != _CARD))
 
     def checksum(name: str) -> dict[str, Any]:
-        return {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        return {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
 
     sums = dict(zip(names, processes.map(checksum, names), strict=True))
     processes.first(lambda: _write_text(folder / _CHECKSUMS, json.dumps(sums, indent=2) + "\n"))
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(2**20):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def _card(config: Mapping[str, Any]) -> str:
@@ -483,7 +462,7 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
                 return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']!r:.40}"
             if path.stat().st_size > _LARGEST_TEXT.get(name, path.stat().st_size):
                 return f"{path} is damaged: it has {path.stat().st_size} bytes; allowed are {_LARGEST_TEXT[name]}"
-            if _sha256(path) != sums[name]["sha256"]:
+            if file_sha256(path) != sums[name]["sha256"]:
                 return f"{path} is damaged: its content is not what was written"
             if name == _CONFIG:
                 _read_config(folder)

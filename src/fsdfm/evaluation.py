@@ -6,7 +6,6 @@ outcome.evaluation.row(8)
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -381,13 +380,7 @@ def _earlier(file: Path | None) -> Evaluation | None:
 
 
 def _sha256(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return texts.file_sha256(path) if path.is_file() else None
 
 
 # --- what a user sees -------------------------------------------------------------------------------------------------

@@ -514,7 +514,7 @@ def import_weights(
     with open_released(file, settings, weights, dtype=dtype) as released:
         bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
         with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
-            about = {"file": released.path.name, "group": released.group, "sha256": _sha256(released.path)}
+            about = {"file": released.path.name, "group": released.group, "sha256": data.file_sha256(released.path)}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
             save_model(out, bundle, dtype=dtype, tensors=released)
     return bundle
@@ -549,14 +549,6 @@ def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, conso
         budgets=_RELEASED_BUDGETS if network.is_step_aware else None,
         facts=facts,
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 # --- what a run will need ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from fsdfm.data.batches import Batch, Blocks, RowSource, batches
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import Documents, open_documents, texts
+from fsdfm.data.files import file_sha256, sync
 from fsdfm.data.pairs import PairHeader, Pairs, PairWriter
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
@@ -18,8 +19,10 @@ __all__ = [
     "RowSource",
     "Tokenizer",
     "batches",
+    "file_sha256",
     "make_tokenizer",
     "open_documents",
     "prepare",
+    "sync",
     "texts",
 ]

@@ -12,7 +12,6 @@ the same source and tokenizer it continues.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fsdfm.data.documents import Documents, Piece, cut
+from fsdfm.data.files import file_sha256, sync
 from fsdfm.data.tokenizer import Tokenizer
 
 __all__ = ["FORMAT_VERSION", "Corpus", "Header", "prepare"]
@@ -165,7 +165,7 @@ class Corpus:
 
     def verify(self) -> None:
         """Raise unless the tokens on the disk are those that were written (reads the whole file)."""
-        if _sha256(self.folder / _TOKENS) != self.header.sha256:
+        if file_sha256(self.folder / _TOKENS) != self.header.sha256:
             raise ValueError(f"{self.folder / _TOKENS} has changed since it was written; prepare the corpus again")
 
     def split(self, validation_share: float) -> tuple[Corpus, Corpus]:
@@ -211,7 +211,7 @@ def prepare(
         if folder.exists():
             folder.rmdir()  # it is empty; not every system renames onto it
         partial.replace(folder)
-        _sync_folder(folder.parent)
+        sync(folder.parent)
     return Corpus.open(folder)
 
 
@@ -303,8 +303,8 @@ def _finish(writer: _Writer, tokenizer: Tokenizer) -> None:
         with (writer.folder / _TOKENIZER).open("w", encoding="utf-8") as file:
             file.write(tokenizer.definition)
             _sync(file)
-        replace(writer.header, complete=True, sha256=_sha256(writer.folder / _TOKENS)).write(writer.folder)
-        _sync_folder(writer.folder)
+        replace(writer.header, complete=True, sha256=file_sha256(writer.folder / _TOKENS)).write(writer.folder)
+        sync(writer.folder)
 
 
 class _Writer:
@@ -405,14 +405,6 @@ def _map(path: Path, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(2**16):
-            digest.update(data)
-    return digest.hexdigest()
-
-
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Say in one sentence that a folder cannot be written to."""
@@ -427,13 +419,3 @@ def _writing(folder: Path) -> Iterator[None]:
 def _sync(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk, where the system lets a folder be opened."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
