@@ -131,6 +131,10 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
     assert bool((batch.x_1[:, 0] == 1).all())
     assert batch.given[:, 0].all()
     assert int(batch.given.sum()) == 4
+    told = module.data.Blocks(module.data.Corpus.open(tmp_path / "llama"), 8, given_share=1.0)
+    batch = next(module.make_feed(told, 4, bos_id=1)(0)).batch
+    assert batch.given[:, 0].all()
+    assert torch.equal(batch.given[:, 1:], told.rows(range(4)).given[:, :-1]), "the gap moves with the text"
     with pytest.raises(ValueError, match="is not a file"):
         train_silently(recipe, *changes, "model.llama2c=nothing.bin", f"out={tmp_path / 'x'}")
     with pytest.raises(ValueError, match="has no mask token"):

@@ -55,6 +55,7 @@ class DataConfig:
     short_share: float = 0.0  # of rows cut to a shorter random length, so that short texts are in distribution
     shortest: int = 1  # tokens of such a row at least
     document_starts: float = 0.0  # share of rows that begin where a document begins
+    given_share: float = 0.0  # of rows with a prompt, or all but a gap, given: so that both are in distribution
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -232,6 +232,7 @@ def make_rows(recipe: Recipe, bundle: Bundle, out: Path) -> data.RowSource:
             short_share=section.short_share,
             shortest=section.shortest,
             document_starts=section.document_starts,
+            given_share=section.given_share,
         )
     pairs = data.Pairs(section.pairs, seed)
     found = (pairs.header.length, pairs.header.vocab_size)
@@ -265,9 +266,9 @@ def make_feed(
 
     def feed(start: int) -> Iterator[MicroBatch]:
         for part in data.batches(rows, portion, start, rank=processes.rank, num_ranks=count):
-            x_1, real, given = part.x_1, part.real, None
+            x_1, real, given = part.x_1, part.real, part.given
             if bos_id is not None:
-                given = torch.zeros_like(real)
+                given = torch.zeros_like(real) if given is None else given.roll(1, 1)
                 given[:, 0] = True
             if bos_id is not None and part.x_0 is None:
                 x_1 = torch.cat([torch.full_like(x_1[:, :1], bos_id), x_1[:, :-1]], 1)

@@ -80,7 +80,8 @@ def test_an_epoch_holds_every_block_once(num_tokens: int, length: int, epoch: in
 
 def mixed(seed: int = 5) -> Blocks:
     """Rows of all kinds, in epochs of 25."""
-    return Blocks(corpus_of(403, [0, 7, 90, 200, 395]), 16, seed, short_share=0.5, shortest=3, document_starts=0.5)
+    shares = {"short_share": 0.5, "document_starts": 0.5, "given_share": 0.5}
+    return Blocks(corpus_of(403, [0, 7, 90, 200, 395]), 16, seed, shortest=3, **shares)
 
 
 @given(
@@ -90,16 +91,19 @@ def mixed(seed: int = 5) -> Blocks:
 def test_a_sample_depends_on_its_index_only(batch_size: int, num_ranks: int, start: int, seed: int) -> None:
     blocks, batch_size = mixed(seed), batch_size * num_ranks
     ranks = [batches(blocks, batch_size, start, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
-    rows: list[tuple[Tensor, Tensor, int]] = []
+    rows: list[tuple[Tensor, Tensor, Tensor, int]] = []
     for together in islice(zip(*ranks, strict=True), 4):
         for batch in together:
             assert batch.next_sample == start + len(rows) // batch_size * batch_size + batch_size
-            rows += zip(batch.x_1, batch.real, batch.samples.tolist(), strict=True)
-    assert sorted(index for _, _, index in rows) == list(range(start, start + 4 * batch_size))
-    for x_1, real, index in rows:
+            assert batch.given is not None
+            rows += zip(batch.x_1, batch.real, batch.given, batch.samples.tolist(), strict=True)
+    assert sorted(index for *_, index in rows) == list(range(start, start + 4 * batch_size))
+    for x_1, real, given_, index in rows:
         alone = blocks.rows([index])
         assert torch.equal(alone.x_1[0], x_1)
         assert torch.equal(alone.real[0], real)
+        assert alone.given is not None
+        assert torch.equal(alone.given[0], given_)
 
 
 def test_resuming_needs_one_integer() -> None:
@@ -140,6 +144,25 @@ def test_a_share_of_rows_starts_at_documents() -> None:
     assert int(counts[[1, 7, 90, 203, 387]].min()) > 250  # 320 are expected of each
 
 
+def test_a_share_of_rows_is_given_a_prompt_or_a_frame() -> None:
+    rows = mixed().rows(range(4000))
+    given_ = rows.given
+    assert given_ is not None
+    asked = ~given_
+    first, last = asked.int().argmax(1), 15 - asked.flip(1).int().argmax(1)
+    assert bool((asked.sum(1) == last - first + 1).all()), "one gap, of a token or more"
+    assert bool(rows.real[torch.arange(4000), first].all()), "which begins in the text"
+    told = given_.any(1)
+    framed = given_[:, -1] & rows.real.all(1)
+    assert abs(float(told.double().mean()) - 0.5) < 0.08, "a few prompts are empty"
+    assert abs(float(framed.double().mean()) - 0.5 * 0.5 * 0.5) < 0.03
+    whole = told & rows.real.all(1) & ~framed
+    prompts = torch.bincount(first[whole], minlength=16)[1:]
+    assert int(prompts.min()) > 0, "prompts of every length"
+    assert int(prompts[:5].sum()) > 3 * int(prompts[-5:].sum()), "short ones, the first of two cuts, more often"
+    assert Blocks(corpus_of(403), 16).rows(range(4)).given is None
+
+
 def test_choices_are_independent_of_each_other() -> None:
     batch = mixed().rows(range(4000))
     short = ~batch.real.all(dim=1)
@@ -156,6 +179,7 @@ def test_choices_are_independent_of_each_other() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"short_share": 1.1}, "short_share is 1.1; allowed are 0 <= short_share <= 1"),
         ({"document_starts": float("nan")}, "document_starts is nan"),
+        ({"given_share": -0.1}, "given_share is -0.1; allowed are 0 <= given_share <= 1"),
         ({"short_share": 0.1, "shortest": 10}, "shortest is 10; allowed are 1 <= shortest < 10"),
         ({"short_share": 0.1, "shortest": 0}, "shortest is 0; allowed"),
         ({"document_starts": 0.1, "starts": [95]}, "no document has 10 tokens after its start"),

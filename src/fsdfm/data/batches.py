@@ -24,7 +24,7 @@ _Words: TypeAlias = npt.NDArray[np.int64]
 
 _MASK = 0xFFFFFFFF
 _ROUNDS = 6
-_SHORT, _LENGTH, _DOCUMENT_START, _DOCUMENT = range(4)
+_SHORT, _LENGTH, _DOCUMENT_START, _DOCUMENT, _GIVEN, _FROM, _TO, _PROMPT = range(8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ class Batch:
     samples: Tensor  # int64 [B], the rows' global indices: what `Noise` wants
     next_sample: int  # the state to resume from after this batch
     x_0: Tensor | None = None  # int64 [B, L], the other end where the rows are coupled pairs
+    given: Tensor | None = None  # bool [B, L], what a row is told as a prompt or around a gap; None: nothing
 
 
 class RowSource(Protocol):
@@ -53,7 +54,8 @@ class Blocks:
         x_1 = blocks.rows(range(8)).x_1  # int64 [8, 1024]
 
     A share `document_starts` of the rows begins where some document begins, and a share `short_share` is only
-    `shortest` to L-1 tokens long (uniformly), then EOS, so that short texts are in distribution.
+    `shortest` to L-1 tokens long (uniformly), then EOS, so that short texts are in distribution. Of a share
+    `given_share` a part is given: all but a gap between two uniform cuts, or, in half of them, what precedes the first.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Blocks:
         short_share: float = 0.0,
         shortest: int = 1,
         document_starts: float = 0.0,
+        given_share: float = 0.0,
     ):
         Noise(seed)  # checks the seed
         if not 1 <= length <= len(corpus):
@@ -72,13 +75,15 @@ class Blocks:
                 f"length is {length}; allowed are 1 <= length <= {len(corpus)}, the tokens of the corpus: "
                 "take shorter blocks, or bring more text"
             )
-        for name, share in (("short_share", short_share), ("document_starts", document_starts)):
+        shares = {"short_share": short_share, "document_starts": document_starts, "given_share": given_share}
+        for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise ValueError(f"{name} is {share}; allowed are 0 <= {name} <= 1")
         if short_share and not 1 <= shortest < length:
             raise ValueError(f"shortest is {shortest}; allowed are 1 <= shortest < {length}, the length of a block")
         self.corpus, self.length, self.seed = corpus, length, seed
         self.short_share, self.shortest, self.document_starts = short_share, shortest, document_starts
+        self.given_share = given_share
         self._num_starts = int(np.searchsorted(corpus.starts, len(corpus) - length, side="right"))
         if document_starts and not self._num_starts:
             raise ValueError(f"no document has {length} tokens after its start; take a shorter length")
@@ -91,14 +96,15 @@ class Blocks:
         """The rows with these sample indices, in this order."""
         noise = Noise(self.seed, samples)
         index = noise.samples
-        draws = noise.uniform(Purpose.BATCH, length=4)
+        draws = noise.uniform(Purpose.BATCH, length=8)
         starts = self._starts(index, draws)
         lengths = self._lengths(draws)
         x_1 = np.full((len(index), self.length), self.corpus.header.eos_id, dtype=np.int64)
         for row, start, size in zip(x_1, starts.tolist(), lengths.tolist(), strict=True):
             row[:size] = self.corpus.tokens[start : start + size]
         real = torch.arange(self.length) < lengths[:, None]
-        return Batch(torch.from_numpy(x_1), real, index, int(index.max()) + 1 if len(index) else 0)
+        end = int(index.max()) + 1 if len(index) else 0
+        return Batch(torch.from_numpy(x_1), real, index, end, given=self._given(draws, lengths))
 
     def _starts(self, index: Tensor, draws: Tensor) -> Tensor:
         """The first token of every row: that of a shuffled block, or of a document."""
@@ -113,6 +119,16 @@ class Blocks:
         shorter = self.shortest + (draws[:, _LENGTH] * (self.length - self.shortest)).to(torch.int64)
         full = torch.full_like(shorter, self.length)
         return torch.where(draws[:, _SHORT] < self.short_share, shorter, full)
+
+    def _given(self, draws: Tensor, lengths: Tensor) -> Tensor | None:
+        """All but a gap of one token or more inside the row, or behind a prompt; nothing in most rows."""
+        if not self.given_share:
+            return None
+        cuts = (draws[:, [_FROM, _TO]] * lengths[:, None]).to(torch.int64)
+        begin, last = cuts.amin(1, keepdim=True), cuts.amax(1, keepdim=True)
+        last = torch.where(draws[:, [_PROMPT]] < 0.5, self.length - 1, last)
+        position = torch.arange(self.length)
+        return (draws[:, [_GIVEN]] < self.given_share) & ((position < begin) | (position > last))
 
 
 def batches(
