@@ -16,6 +16,7 @@ from llama2c_files import STORIES, Llama, write_vocabulary
 from rich.console import Console
 from safetensors.torch import load_file
 
+from fsdfm import data
 from fsdfm import run as module
 from fsdfm.checkpoint import load_model
 from fsdfm.config import DataConfig, load_recipe, recipe_names
@@ -24,10 +25,11 @@ from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn.couple import Coupler, couple
 from fsdfm.learn.journal import JsonLines, duration, tensorboard
 from fsdfm.learn.objective import FewStepObjective, PathObjective
-from fsdfm.learn.optim import WithoutDropout
+from fsdfm.learn.optim import Optimiser, WithoutDropout
+from fsdfm.learn.trainer import Trainer
 from fsdfm.model import DiT
 from fsdfm.run import make_objective, make_path, model_config, prepare_corpus, train
-from fsdfm.runtime import Runtime, RuntimeConfig
+from fsdfm.runtime import Runtime, RuntimeConfig, lock
 from small_runs import train_quietly, write_recipe
 
 
@@ -86,7 +88,7 @@ def test_a_child_starts_as_its_parent_and_knows_its_budgets(recipe, tmp_path):
     few = write_recipe(tmp_path, kind="fewstep")
     changes = ["model.preset=none", "model.width=none", "model.num_blocks=none", "model.num_heads=none"]
     changes += ["model.cond_width=none", "data.tokenizer=none", f"model.parent={parent}", f"out={tmp_path / 'child'}"]
-    start = module._start(load_recipe(few, changes), tmp_path / "child")
+    start = module.start(load_recipe(few, changes), tmp_path / "child")
     inputs = torch.zeros(2, 16, dtype=torch.int64), torch.tensor([0.1, 0.7]), torch.tensor([0.25, 2.0**-10])
     before = load_model(parent).model
     assert torch.equal(start.model.eval()(*inputs), before(*inputs))
@@ -126,12 +128,12 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
     bundle = load_model(tmp_path / "run")
     assert bundle.model.config.next_token
     assert bundle.bos_id == 1
-    feed = module.make_feed(module.data.Blocks(module.data.Corpus.open(tmp_path / "llama"), 8), 4, bos_id=1)
+    feed = module.make_feed(data.Blocks(data.Corpus.open(tmp_path / "llama"), 8), 4, bos_id=1)
     batch = next(feed(0)).batch
     assert bool((batch.x_1[:, 0] == 1).all())
     assert batch.given[:, 0].all()
     assert int(batch.given.sum()) == 4
-    told = module.data.Blocks(module.data.Corpus.open(tmp_path / "llama"), 8, given_share=1.0)
+    told = data.Blocks(data.Corpus.open(tmp_path / "llama"), 8, given_share=1.0)
     batch = next(module.make_feed(told, 4, bos_id=1)(0)).batch
     assert batch.given[:, 0].all()
     assert torch.equal(batch.given[:, 1:], told.rows(range(4)).given[:, :-1]), "the gap moves with the text"
@@ -162,7 +164,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     result, _ = train_silently(child)
     assert result.finished
     assert load_model(tmp_path / "child").facts["data"] == {"pairs": "pairs"}
-    x_0 = next(module.make_feed(module.data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
+    x_0 = next(module.make_feed(data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
     assert x_0.x_0.shape == (4, 16)
     assert bool(x_0.given[:, 0].all())
     with pytest.raises(ValueError, match=r"rows of 16 of 257 tokens, the recipe and its parent have 8 of 257"):
@@ -199,7 +201,7 @@ def test_every_recipe_builds_its_objects(name):
 def test_a_student_can_teach_itself(tmp_path):
     few = write_recipe(tmp_path, kind="fewstep")
     recipe = load_recipe(few, [f"out={tmp_path / 'run'}", "objective.network=student"])
-    bundle = module._start(recipe, tmp_path / "run")
+    bundle = module.start(recipe, tmp_path / "run")
     rows = module.make_rows(recipe, bundle, tmp_path / "run")
     trainer = module.make_trainer(recipe, bundle, rows, runtime=Runtime(RuntimeConfig(device="cpu")))
     assert isinstance(trainer.teacher, WithoutDropout)
@@ -218,7 +220,7 @@ def test_the_same_command_goes_on_where_it_was(tmp_path, kind):
     calls = []
 
     def stop_at(step):
-        def stopping(self, portions, train_step=module.Trainer._train_step):
+        def stopping(self, portions, train_step=Trainer._train_step):
             if self.training_step == step:
                 os.kill(os.getpid(), signal.SIGTERM)
             train_step(self, portions)
@@ -228,7 +230,7 @@ def test_the_same_command_goes_on_where_it_was(tmp_path, kind):
 
     for step in (4, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module.Trainer, "_train_step", stop_at(step))
+            patch.setattr(Trainer, "_train_step", stop_at(step))
             result, _ = train_silently(recipe, f"out={parts}")
         assert (result.training_step, result.finished) == (step + 1, False)
     result, said = train_silently(recipe, f"out={parts}")
@@ -272,9 +274,9 @@ def test_a_run_goes_on_as_it_began(recipe, tmp_path):
 
 def test_nan_stops_and_leaves_the_checkpoints_whole(recipe, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    clip = module.Optimiser.clip
+    clip = Optimiser.clip
     count = iter(range(100))
-    monkeypatch.setattr(module.Optimiser, "clip", lambda self: math.nan if next(count) == 7 else clip(self))
+    monkeypatch.setattr(Optimiser, "clip", lambda self: math.nan if next(count) == 7 else clip(self))
     with pytest.raises(ValueError, match=r"norm is nan at training step 7, on the samples 56, 57, .*63;"):
         train_silently(recipe, f"out={out}")
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000006"]
@@ -287,7 +289,7 @@ def test_nan_stops_and_leaves_the_checkpoints_whole(recipe, tmp_path, monkeypatc
 def test_two_runs_do_not_share_a_folder(recipe, tmp_path):
     out = tmp_path / "run"
     out.mkdir()
-    with module.lock(out), pytest.raises(ValueError, match="in use by another run"):
+    with lock(out), pytest.raises(ValueError, match="in use by another run"):
         train_silently(recipe, f"out={out}")
 
 
@@ -402,10 +404,10 @@ def test_a_trained_tokenizer_is_trained_once(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     config = DataConfig(inputs=(str(tmp_path / "text.txt"),), tokenizer="bpe:300")
     with pytest.MonkeyPatch.context() as patch:  # interrupted after the training of the tokenizer
-        patch.setattr(module.data, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(data, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare_corpus(config, tmp_path / "bpe")
-    monkeypatch.setattr(module.data, "make_tokenizer", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(data, "make_tokenizer", lambda *_: pytest.fail("trained again"))
     corpus = prepare_corpus(config, tmp_path / "bpe")
     assert corpus.header.vocab_size == 300
     assert len(prepare_corpus(config, tmp_path / "bpe")) == len(corpus)
@@ -475,7 +477,7 @@ def test_an_export_is_the_averaged_model_without_its_training(tmp_path):
     recipe = write_recipe(tmp_path, kind="path")
     train_silently(recipe, f"out={tmp_path / 'run'}")
     module.export(tmp_path / "run", tmp_path / "shared", half=True)
-    ours, theirs = module.load_model(tmp_path / "run"), module.load_model(tmp_path / "shared")
+    ours, theirs = load_model(tmp_path / "run"), load_model(tmp_path / "shared")
     for name, value in ours.model.state_dict().items():
         assert torch.equal(theirs.model.state_dict()[name], value.half().float())
     files = {file.name for file in (tmp_path / "shared").iterdir()}

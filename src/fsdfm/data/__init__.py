@@ -3,7 +3,7 @@
 from fsdfm.data.batches import Batch, Blocks, RowSource, batches
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import Documents, open_documents, texts
-from fsdfm.data.files import file_sha256, sync
+from fsdfm.data.files import file_sha256, sync, write_text
 from fsdfm.data.pairs import PairHeader, Pairs, PairWriter
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
@@ -25,4 +25,5 @@ __all__ = [
     "prepare",
     "sync",
     "texts",
+    "write_text",
 ]

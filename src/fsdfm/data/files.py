@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["file_sha256", "sync"]
+__all__ = ["file_sha256", "sync", "write_text"]
 
 
 def file_sha256(path: Path) -> str:
@@ -27,3 +27,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file beside itself, then in its place."""
+    side = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with side.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        side.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; make room or choose another folder") from error

@@ -1,0 +1,33 @@
+"""The composition root: a recipe's names become objects here and nowhere else.
+
+    result = train("tiny-dfm", ["train.steps=100"])  # the same call again resumes
+
+A run's folder holds `recipe.toml` (the effective recipe), `run.json` (commit, versions), `metrics.jsonl`,
+`samples.jsonl` and `checkpoints/`.
+"""
+
+from fsdfm.run.corpora import prepare_corpus
+from fsdfm.run.objects import make_feed, make_objective, make_path, make_rows, make_trainer
+from fsdfm.run.pairs import make_pairs
+from fsdfm.run.released import import_weights
+from fsdfm.run.starts import convert, export, model_config, start
+from fsdfm.run.training import Result, train
+from fsdfm.run.workload import make_workload
+
+__all__ = [
+    "Result",
+    "convert",
+    "export",
+    "import_weights",
+    "make_feed",
+    "make_objective",
+    "make_pairs",
+    "make_path",
+    "make_rows",
+    "make_trainer",
+    "make_workload",
+    "model_config",
+    "prepare_corpus",
+    "start",
+    "train",
+]

@@ -1,0 +1,85 @@
+"""The paper's released weights, made a checkpoint folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fsdfm import data, flow
+from fsdfm.checkpoint import Bundle, check_new, save_model
+from fsdfm.convert import ReleasedWeights, Settings, WeightsName, open_released, preset_settings, read_settings
+from fsdfm.model import DiT
+
+__all__ = ["import_weights"]
+
+_WEIGHTS = {"ema": "averaged weights", "raw": "weights as trained", "teacher": "the teacher's weights"}
+_BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4, ... 1024 steps
+
+
+def import_weights(
+    file: str | Path,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    weights: WeightsName | None = None,
+    tokenizer: str = "gpt2",
+    half: bool = False,
+    console: Console | None = None,
+) -> Bundle:
+    """Make a checkpoint folder of one of the paper's released .pth files; nothing in the file is run.
+
+    Tensors are read, checked and written one at a time, so the bundle that is returned has the model's shapes alone.
+
+    preset, config   the settings: a size of the paper's, or a JSON file; neither: what the tensors tell
+    weights          `ema`, `raw` or `teacher`; None: the averaged ones, and those as trained if there are none
+    """
+    if preset is not None and config is not None:
+        raise ValueError(f"both preset {preset!r} and config {str(config)!r} are given; the settings come from one")
+    settings = Settings() if preset is None else preset_settings(preset)
+    settings = settings if config is None else read_settings(config)
+    check_new(Path(out))
+    console = console or Console(stderr=True)
+    dtype = torch.float16 if half else torch.float32
+    with open_released(file, settings, weights, dtype=dtype) as released:
+        bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
+        with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
+            about = {"file": released.path.name, "group": released.group, "sha256": data.file_sha256(released.path)}
+            bundle = replace(bundle, facts={**bundle.facts, "imported": about})
+            save_model(out, bundle, dtype=dtype, tensors=released)
+    return bundle
+
+
+def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Bundle:
+    """Everything but the weights; with one more token than the tokenizer has, the source is the mask."""
+    network, settings, num_tokens = released.config, released.settings, tokenizer.vocab_size
+    masked = settings.source == "mask" or (settings.source is None and network.vocab_size == num_tokens + 1)
+    known = network.vocab_size - masked
+    if known > num_tokens:
+        raise ValueError(
+            f"{released.path} has {known} tokens and the tokenizer only {num_tokens}; name the model's own tokenizer"
+        )
+    if known < num_tokens:
+        console.print(
+            f"warning: the model knows only the first {known} of the tokenizer's {num_tokens} tokens; "
+            "it can write with it, but not read every text",
+            highlight=False,
+            soft_wrap=True,
+        )
+    with torch.device("meta"):
+        model = DiT(network).eval()
+    facts: dict[str, Any] = {"weights": _WEIGHTS[released.kind]}
+    if released.training_step is not None:
+        facts["training_step"] = released.training_step
+    return Bundle(
+        model,
+        flow.Path((flow.MaskSource if masked else flow.UniformSource)(network.vocab_size)),
+        tokenizer,
+        length=settings.length,
+        budgets=_BUDGETS if network.is_step_aware else None,
+        facts=facts,
+    )

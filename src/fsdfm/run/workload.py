@@ -1,0 +1,66 @@
+"""What a run will need, before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fsdfm import data
+from fsdfm.checkpoint import load_model
+from fsdfm.config import Recipe, load_recipe, recipe_names
+from fsdfm.learn.objective import FewStepObjective
+from fsdfm.model import ModelConfig
+from fsdfm.plan import Workload
+from fsdfm.run.objects import make_objective, make_path
+from fsdfm.run.starts import check, model_config
+
+__all__ = ["make_workload"]
+
+
+def make_workload(recipe: Recipe) -> Workload:
+    """The numbers of a recipe that decide its memory and time; nothing is read but the header of its parent."""
+    check(recipe)
+    stages, share = 0, 0.0
+    objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    if isinstance(objective, FewStepObjective):
+        stages = len(objective.teacher.tableau.stages)
+        chances = objective.weights.probabilities(objective.step_sizes, 0)
+        share = float(chances[objective.step_sizes >= objective.path_below_h].sum())
+    on_cpu = recipe.runtime.device == "cpu"
+    return Workload(
+        model=_planned_model(recipe),
+        length=recipe.data.length,
+        batch_size=recipe.train.batch_size,
+        accumulate=recipe.train.accumulate,
+        steps=recipe.train.steps,
+        bfloat16=recipe.runtime.precision == "bfloat16" or (recipe.runtime.precision == "auto" and not on_cpu),
+        stages=stages,
+        teacher_share=share,
+    )
+
+
+def _planned_model(recipe: Recipe) -> ModelConfig:
+    """The network that a run would train, without its weights: a parent may still be a recipe itself."""
+    section = recipe.model
+    if section.preset is not None:
+        return model_config(recipe, make_path(recipe.flow, _num_tokens(recipe)).source.vocab_size)
+    if section.parent is None:
+        raise ValueError("model.llama2c decides the size when it is converted; fsdfm convert it, and name model.parent")
+    if Path(section.parent).is_dir():
+        config = load_model(section.parent, device="meta").model.config
+    else:
+        recipes = [load_recipe(name) for name in recipe_names()]
+        parents = [other for other in recipes if other.out == section.parent]
+        if not parents:
+            raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
+        config = _planned_model(parents[0])
+    if recipe.objective.kind == "fewstep" and not config.is_step_aware:
+        config = replace(config, conditioning="step")
+    return config if section.dropout is None else replace(config, dropout=section.dropout)
+
+
+def _num_tokens(recipe: Recipe) -> int:
+    spec = recipe.data.tokenizer or ""
+    if spec.startswith("bpe:") and spec[4:].isdecimal():
+        return int(spec[4:])
+    return {"gpt2": 50257, "bytes": 257}.get(spec) or data.make_tokenizer(spec).vocab_size
