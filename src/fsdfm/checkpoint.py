@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fsdfm import flow
 from fsdfm.data import Tokenizer, file_sha256, sync
+from fsdfm.embedded import find_model, name_of
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
@@ -347,12 +348,15 @@ def _card(config: Mapping[str, Any]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Bundle:
+def load_model(
+    folder: str | Path | None, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Bundle:
     """The model in a folder, ready for use: every tensor checked, none missing, none left over.
 
-    `folder` is a checkpoint, or a run, whose newest whole checkpoint is taken.
+    `folder` is a checkpoint; a run, whose newest whole checkpoint is taken; or the name of an embedded model; None: the
+    best embedded one.
     """
-    place, problems = _resolve(Path(folder))
+    place, problems = _resolve(find_model(folder))
     if (problem := damage(place, (_WEIGHTS, _TOKENIZER))) is not None:
         raise ValueError(f"{problem}; get it again")
     try:
@@ -399,7 +403,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Bundle, dict[str, Tensor]]:
                 *problems,
                 f"loaded {len(tensors)} of {len(tensors)} tensors, {config['num_parameters']:,} parameters "
                 f"({config['dtype']}, {config.get('weights', _AVERAGED)}, "
-                f"training step {config.get('training_step', '?')}) from {place}",
+                f"training step {config.get('training_step', '?')}) from {name_of(place)}",
             ]
         ),
     )

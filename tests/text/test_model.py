@@ -256,16 +256,6 @@ def test_load(tmp_path):
         fsdfm.load(tmp_path / "model")
 
 
-def test_a_build_without_a_model_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("fsdfm.text.model.resources.files", lambda package: tmp_path)
-    with pytest.raises(ValueError, match="no embedded model"):
-        fsdfm.load()
-    with pytest.raises(ValueError, match="no embedded model 'parent'"):
-        fsdfm.load("parent")
-    save_model(tmp_path / "assets" / "parent", random_bundle())
-    assert fsdfm.load("parent", device="cpu").bundle.length == 32
-
-
 def test_spoilt_weights_are_refused():
     bundle = random_bundle()
     with torch.no_grad():

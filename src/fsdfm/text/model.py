@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -23,9 +22,8 @@ from fsdfm.text.walk import Walk
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ASSETS", "Corruption", "LanguageModel", "Stream", "load"]
+__all__ = ["Corruption", "LanguageModel", "Stream", "load"]
 
-ASSETS = ("fewstep", "parent")  # the embedded models, the better one first
 _GROUP = 16  # rows on their way at a time; it changes no text
 
 
@@ -36,34 +34,22 @@ def load(
     precision: Precision | Literal["int8"] = "float32",
     threads: int = 0,
 ) -> LanguageModel:
-    """The language model in a folder; without one the model that ships with the package, or its "parent" by that name.
+    """The language model in a folder, or one that ships with the package; without a name the best of these.
 
-    path        a checkpoint, or a run, whose newest one is taken
+    path        a checkpoint; a run, whose newest one is taken; "fewstep" or "parent": an embedded model
     device      auto, cpu, cuda, cuda:1, mps
     precision   float32, bfloat16, or auto: bfloat16 on a GPU that has it; int8: 8-bit weights, faster on a CPU
     threads     CPU threads; 0: torch's own choice
     """
     if precision != "int8":
         runtime = Runtime(RuntimeConfig(device=device, precision=precision, threads=threads))
-        return LanguageModel(load_model(_folder(path), device=runtime.device), runtime=runtime)
+        return LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
     if device not in ("auto", "cpu"):
         raise ValueError(f"precision is int8 and device {device!r}; allowed is cpu: on a GPU use bfloat16")
     runtime = Runtime(RuntimeConfig(device="cpu", precision="float32", threads=threads))
-    lm = LanguageModel(load_model(_folder(path), device=runtime.device), runtime=runtime)
+    lm = LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
     quantise(lm.bundle.model)  # once its weights are known to be finite
     return lm
-
-
-def _folder(path: str | Path | None) -> Path:
-    if path is not None and (str(path) not in ASSETS or Path(path).exists()):
-        return Path(path)
-    names = ASSETS if path is None else (str(path),)
-    folders = [Path(str(resources.files("fsdfm") / "assets" / name)) for name in names]
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    if found is None:
-        what = "no embedded model" if path is None else f"no embedded model {str(path)!r}"
-        raise ValueError(f"this build of fsdfm has {what}; name the folder of a checkpoint, such as runs/tiny-dfm")
-    return found
 
 
 @dataclass(frozen=True)

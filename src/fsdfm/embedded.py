@@ -1,0 +1,62 @@
+"""What ships inside the package: two story models by name, and what was measured of them.
+
+find_model(None)        the few-step model; its parent as long as there is no child
+find_model("parent")    the embedded model of that name
+find_model("runs/tiny") a folder
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+__all__ = ["DEMO", "NAMES", "embedded_models", "find_model", "name_of"]
+
+ASSETS = Path(str(resources.files("fsdfm") / "assets"))
+NAMES = ("fewstep", "parent")  # the better one first
+DEMO = "demo"  # results and stories that `fsdfm demo` shows
+
+
+def embedded_models() -> dict[str, Path]:
+    """The models that this build holds, name -> folder, the better one first."""
+    return {name: ASSETS / name for name in NAMES if (ASSETS / name).is_dir()}
+
+
+def find_model(name: str | Path | None) -> Path:
+    """The folder of a model: of an embedded one by its name, of any other as it is; None: the best embedded one.
+
+    A folder here that bears an embedded model's name makes the name ambiguous, which is an error: a number measured of
+    the wrong model looks like any other.
+    """
+    models = embedded_models()
+    if name is None:
+        if not models:
+            raise ValueError(
+                "this build of fsdfm has no embedded model; name the folder of a checkpoint, such as runs/tiny-dfm"
+            )
+        return next(iter(models.values()))
+    folder, word = Path(name), str(name)
+    if word not in NAMES:
+        return folder if folder.exists() or len(folder.parts) != 1 else _unknown(word)
+    if folder.exists():
+        raise ValueError(
+            f"{word} is the name of an embedded model and of {folder.resolve()}; write that full path to mean the "
+            "folder, or go elsewhere to mean the model"
+        )
+    if word not in models:
+        raise ValueError(f"this build of fsdfm has no embedded model {word!r}; it has: {', '.join(models) or 'none'}")
+    return models[word]
+
+
+def name_of(folder: Path) -> str:
+    """What to call a model's folder: an embedded model by its name, on every machine the same; any other by its path."""
+    return folder.name if folder.parent == ASSETS else str(folder)
+
+
+def _unknown(word: str) -> Path:
+    near = get_close_matches(word, NAMES, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(
+        f"{word} is not a folder, nor an embedded model ({', '.join(NAMES)}){meant or '; name a checkpoint, or a run'}"
+    )
