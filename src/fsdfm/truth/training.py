@@ -42,16 +42,23 @@ class DataLaw:
         """One sample a row of the noise."""
         u = noise.uniform(Purpose.DATA, 1)
         if not self.pairs:
-            return Batch(self.states[self._place(self.cumulative.expand(len(u), -1), u)])
+            return Batch(self.states[self._place(torch.zeros(len(u), dtype=torch.int64), u[:, 0])])
         x_0 = self.source.sample(noise, self.states.shape[1])
         place = self.source.vocab_size ** torch.arange(self.states.shape[1] - 1, -1, -1)
-        rows = self.cumulative[(x_0 * place).sum(-1)]
-        return Batch(self.states[self._place(rows, u)], x_0=x_0)
+        return Batch(self.states[self._place((x_0 * place).sum(-1), u[:, 0])], x_0=x_0)
 
-    def _place(self, cumulative: Tensor, u: Tensor) -> Tensor:
-        """Inverse CDF, a row each; the total is a little off 1 in floating point, so u is scaled to it."""
-        scaled = u.to(cumulative.dtype) * cumulative[:, -1:]
-        return torch.searchsorted(cumulative.contiguous(), scaled).clamp(max=len(self.states) - 1)[:, 0]
+    def _place(self, law: Tensor, u: Tensor) -> Tensor:
+        """Inverse CDF, a law each, by bisection: torch's search would want its own copy of every law.
+
+        The total is a little off 1 in floating point, so u is scaled to it.
+        """
+        scaled = u.to(self.cumulative.dtype) * self.cumulative[law, -1]
+        low, high = torch.zeros_like(law), torch.full_like(law, len(self.states) - 1)
+        for _ in range(len(self.states).bit_length()):
+            middle = (low + high) // 2
+            beyond = self.cumulative[law, middle] < scaled
+            low, high = torch.where(beyond, middle + 1, low), torch.where(beyond, high, middle)
+        return torch.minimum(low, high)
 
 
 def train(
