@@ -28,6 +28,7 @@ class Network:
     def __init__(self, model: SplitDenoiser, runtime: Runtime):
         self.model, self.runtime = model, runtime
         self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
+        self.samples_apart = self.rows == 1  # what the sampler asks of the head is of one sample, too
 
     @torch.no_grad()
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:

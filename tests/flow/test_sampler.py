@@ -29,6 +29,7 @@ from fsdfm.flow import (
     sampler_law,
     trajectory,
 )
+from fsdfm.flow.sampler import SplitLogits
 from fsdfm.noise import Noise
 
 RULES = [ExactJump(), SingleJump(), InstantJump(), StratifiedJump(SingleJump())]
@@ -229,10 +230,23 @@ def test_a_hook_is_told_where_its_rows_are():
         return logits
 
     steps = list(trajectory(toy, path, x_0, grid=Grid.uniform(2), noise=noise, hook=look))
-    assert torch.equal(torch.cat([rows.sample * 150 + rows.position for rows in seen[-6:]]), torch.arange(450))
-    assert [float(rows.t[0]) for rows in seen[-6:]] == [0.5] * 6
-    assert [float(rows.t_next[0]) for rows in seen[-6:]] == [1.0] * 6
+    assert torch.equal(torch.cat([rows.sample * 150 + rows.position for rows in seen[-4:]]), torch.arange(450))
+    assert [float(rows.t[0]) for rows in seen[-4:]] == [0.5] * 4
+    assert [float(rows.t_next[0]) for rows in seen[-4:]] == [1.0] * 4
     assert torch.equal(seen[-1].x_t, steps[-1].x_t)
+
+
+def test_tiles_are_full_unless_a_denoiser_keeps_samples_apart():
+    def calls(denoiser):
+        seen, logits_at = [], denoiser.logits_at
+        denoiser.logits_at = lambda features: (seen.append(len(features)), logits_at(features))[1]
+        list(SplitLogits(denoiser, torch.zeros(100, 3, 8)).tiles(torch.arange(300)))
+        return seen
+
+    assert calls(Toy(11)) == [128, 128, 44]
+    apart = Toy(11)
+    apart.samples_apart = True
+    assert calls(apart) == [3] * 100
 
 
 def test_a_hook_does_not_touch_the_denoisers_tensor_and_must_return_logits():

@@ -121,11 +121,13 @@ class PickedLogits:
 def _head_tiles(
     denoiser: SplitDenoiser, features: Tensor, sample: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Tiles of the rows [N] of `sample` [N]; on a CPU none of two samples, so that a sample's shapes are its own.
+    """Tiles of the rows [N] of `sample` [N]; none of two samples where the denoiser says that it works so.
 
-    A matrix product rounds by its number of rows; which rows a sample asks for, its own coins decide.
+    A matrix product rounds by its number of rows; which rows a sample asks for, its own coins decide. For a denoiser of
+    short samples such tiles would be tiny, and the calls many.
     """
-    counts = torch.bincount(sample).tolist() if features.device.type == "cpu" else [len(features)]
+    apart = getattr(denoiser, "samples_apart", False)
+    counts = torch.bincount(sample).tolist() if apart else [len(features)]
     start = 0
     for count in counts:
         for first in range(start, start + count, _TILE):
