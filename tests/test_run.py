@@ -178,6 +178,25 @@ def test_short_rows_are_scored_where_they_are_real(recipe, tmp_path):
     assert result.finished
 
 
+@pytest.mark.parametrize("kind", ["path", "fewstep"])
+def test_unseen_text_is_measured_and_changes_nothing(tmp_path, kind):
+    recipe = write_recipe(tmp_path, kind=kind)
+    (tmp_path / "unseen.txt").write_text("".join(f"The {k} dogs ran to {k * k} cats. " for k in range(100)))
+    _, said = train_silently(
+        recipe, f"out={tmp_path / 'run'}", f"held_out.inputs={tmp_path / 'unseen.txt'}", "held_out.every=4"
+    )
+    train_silently(recipe, f"out={tmp_path / 'plain'}")
+    assert_same(tmp_path / "run", tmp_path / "plain")
+    records = [json.loads(line) for line in (tmp_path / "run" / "held-out.jsonl").read_text().splitlines()]
+    assert [record["training_step"] for record in records] == [4, 8, 12]
+    losses = [record["held_out_loss"] for record in records]
+    assert losses[2] < losses[0], "the same rows and noise every time: it learns"
+    assert set(records[0]["by_t"]) == {"0", "0.25", "0.5", "0.75"}
+    assert f"held-out loss at step 12: {losses[2]:.4g}" in said
+    with pytest.raises(ValueError, match="every is 0 and num 64"):
+        train_silently(recipe, f"out={tmp_path / 'x'}", "held_out.every=0")
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_builds_its_objects(name):
     recipe = load_recipe(name)

@@ -25,6 +25,7 @@ from fsdfm.runtime import RuntimeConfig
 __all__ = [
     "DataConfig",
     "FlowConfig",
+    "HeldOutConfig",
     "ModelSection",
     "ObjectiveConfig",
     "Recipe",
@@ -100,6 +101,7 @@ class ObjectiveConfig:
     average: Literal["logits", "probabilities"] | None = None  # None: what the teacher's tableau says
     jump: Literal["exact", "single", "instant"] = "exact"  # the teacher's own steps
     weights: str = "TB-20"  # how often each step size is drawn: TB-10, TB-20, PU, G, AG
+    anneal_every: int = 10_000  # training steps after which AG doubles its weights
     mirrored: bool = False  # the weights in the other order: the paper's words taken literally
     path_below_h: float = 2.0**-9  # smaller steps take the path loss, the others the teacher
     temperature: float = 1.0  # of teacher and student in the distillation
@@ -124,6 +126,19 @@ class SampleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOutConfig:
+    """Text that the run is not trained on, to see while it trains whether it learns or remembers."""
+
+    inputs: tuple[str, ...] = ()  # as data.inputs, with its separator and field; none: nothing is measured
+    every: int = 500  # training steps between two measurements of the averaged weights
+    num: int = 64  # rows, always the same with the same noise
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.num < 1:
+            raise ValueError(f"every is {self.every} and num {self.num}; allowed are whole numbers >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A complete run."""
 
@@ -135,6 +150,7 @@ class Recipe:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainerConfig = field(default_factory=TrainerConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,17 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def tensorboard(folder: Path) -> Callable[[Report], None] | None:
-    """Something to report to that TensorBoard can show; None where it is not installed."""
+def tensorboard(folder: Path) -> Callable[[int, Mapping[str, float]], None] | None:
+    """Takes a training step and numbers by name, for TensorBoard to show; None where it is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))
 
-    def report(report: Report) -> None:
-        scalars = {key: value for key, value in report.to_json().items() if isinstance(value, float)}
-        for h, row in report.loss_by_h_t.items():
-            scalars |= {f"loss_by_h_t/2^{h}/{t}": value for t, value in row.items()}
+    def write(training_step: int, scalars: Mapping[str, float]) -> None:
         for name, value in scalars.items():
-            writer.add_scalar(name, value, report.training_step)
+            writer.add_scalar(name, value, training_step)
         writer.flush()
 
-    return report
+    return write

@@ -126,5 +126,9 @@ def chunked_loss(
     if chunk is None:
         per_row = losses(model.logits_at(features).float(), slice(None))
         return (weight * per_row).sum(), per_row.detach()
+    if not torch.is_grad_enabled():
+        parts = [slice(start, start + chunk) for start in range(0, len(features), chunk)]
+        per_row = torch.cat([losses(model.logits_at(features[rows]).float(), rows) for rows in parts])
+        return (weight * per_row).sum(), per_row
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
     return apply(features, weight, model, losses, chunk, *model.head.parameters())

@@ -48,6 +48,12 @@ class Report:
             **({"alarm": self.alarm} if self.alarm else {}),
         }
 
+    def scalars(self) -> dict[str, float]:
+        """Every number of the report under a name of its own, for plots."""
+        numbers = {name: value for name, value in self.to_json().items() if isinstance(value, float)}
+        cells = {f"loss_by_h_t/2^{h}/{t}": loss for h, row in self.loss_by_h_t.items() for t, loss in row.items()}
+        return {**numbers, **cells}
+
 
 class Tally:
     """Sums over the outcomes since the last report, here or on several processes."""

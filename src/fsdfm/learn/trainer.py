@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -240,22 +241,25 @@ class Trainer:
         if self.hooks.report is not None:
             self.hooks.report(report)
 
-    @torch.no_grad()
     def _learn_reference(self) -> None:
         """Measure the student's own entropy at the start, once in the life of a run."""
         objective = own_entropy(self.objective)
         if objective is None or self.alarm.reference is not None or self.training_step:
             return
-        portions, tally = self.feed(self.next_sample), Tally()
-        student: TrainableDenoiser = self.model.eval()  # type: ignore[assignment]
-        for _ in range(_REFERENCE_BATCHES * self.config.accumulate):
-            portion = next(portions)
-            noise = Noise(self.config.seed, portion.samples)
-            batch = _moved(portion.batch, self.runtime.device)
+        portions = islice(self.feed(self.next_sample), _REFERENCE_BATCHES * self.config.accumulate)
+        self.alarm.reference = self.assess(self.model, objective, portions).means().get("target_entropy")
+
+    @torch.no_grad()
+    def assess(self, network: nn.Module, objective: Objective, portions: Iterable[MicroBatch]) -> Tally:
+        """What an objective says of a network about some portions, over all processes; nothing is learnt from them."""
+        tally = Tally()
+        asked: TrainableDenoiser = network.eval()  # type: ignore[assignment]
+        for portion in portions:
+            noise, batch = Noise(self.config.seed, portion.samples), _moved(portion.batch, self.runtime.device)
             with self.runtime.autocast():
-                tally.add(objective(student, batch, noise, training_step=0, ema=student), batch.x_1.numel())
-        self.runtime.settle(self.model)
-        self.alarm.reference = self._joined(tally).means().get("target_entropy")
+                tally.add(objective(asked, batch, noise, training_step=0, ema=asked), batch.x_1.numel())
+        self.runtime.settle(network)
+        return self._joined(tally)
 
     def _joined(self, tally: Tally) -> Tally:
         """What all processes noted."""

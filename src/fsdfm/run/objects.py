@@ -12,7 +12,7 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, make_schedule, make_source
 from fsdfm.config import FlowConfig, ObjectiveConfig, Recipe
-from fsdfm.flow.grid import MirroredWeights
+from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
 from fsdfm.learn.objective import (
     Batch,
     CrossEntropy,
@@ -57,6 +57,8 @@ def make_objective(config: ObjectiveConfig, path: flow.Path) -> Objective:
     if config.kind == "path":
         return PathObjective(path, loss=loss, h=smallest, times=times)
     weights = named(flow.POLICIES, config.weights, "objective.weights")
+    if isinstance(weights, AnnealedGeometricWeights):
+        weights = AnnealedGeometricWeights(config.anneal_every)
     tableau = named(TABLEAUS, config.teacher, "objective.teacher")
     return FewStepObjective(
         path,

@@ -20,6 +20,7 @@ from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainingState
 from fsdfm.model import DiT
 from fsdfm.noise import Noise
+from fsdfm.run.held_out import HeldOut, make_held_out
 from fsdfm.run.objects import make_rows, make_trainer
 from fsdfm.run.starts import check, start
 from fsdfm.runtime import Runtime, commit, lock, require_strategy, stop_on_signal, versions
@@ -36,6 +37,7 @@ _FREE = (
     "train.keep",
     "train.entropy_alarm",
     "sample.",
+    "held_out.",
     "runtime.",
 )
 
@@ -63,12 +65,13 @@ def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console |
         with processes.in_turn():
             bundle = start(recipe, out) if place is None else load_model(place)
             rows = make_rows(recipe, bundle, out)
+            held_out = make_held_out(recipe, bundle, out, processes=processes)
         processes.first(lambda: _describe(out, recipe))
         trainer = make_trainer(recipe, bundle, rows, runtime=runtime)
         if place is not None:
             trainer.load(TrainingState(*load_training(place, trainer.blank())))
         with processes.watch(f"what {out} has saved is whole"):
-            return _fit(trainer, recipe, bundle, out=out, console=speaks)
+            return _fit(trainer, recipe, bundle, out=out, held_out=held_out, console=speaks)
 
 
 def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> Path | None:
@@ -88,13 +91,15 @@ def _describe(out: Path, recipe: Recipe) -> None:
     data.write_text(out / "run.json", json.dumps({"commit": commit(), "versions": versions()}, indent=2) + "\n")
 
 
-def _fit(trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, console: Console) -> Result:
+def _fit(
+    trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, held_out: HeldOut | None, console: Console
+) -> Result:
     """Train with everything written down."""
     processes = trainer.processes
-    metrics, samples = JsonLines(out / "metrics.jsonl"), JsonLines(out / "samples.jsonl")
+    metrics, samples, unseen = (JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out"))
     board = None
     if processes.is_first:
-        for file in (metrics, samples):
+        for file in (metrics, samples, unseen):
             file.rewind(trainer.training_step)
         board = tensorboard(out / "tensorboard")
 
@@ -122,7 +127,7 @@ def _fit(trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, console
             metrics.write(report.to_json())
             bar.report(report)
             if board is not None:
-                board(report)
+                board(report.training_step, report.scalars())
 
         def show_samples(trainer: Trainer) -> None:  # by all processes, which may share the weights
             with trainer.runtime.autocast():
@@ -133,9 +138,21 @@ def _fit(trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, console
             samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
             bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
 
+        def measure(trainer: Trainer) -> None:
+            assert held_out is not None
+            record = held_out(trainer)
+            if not processes.is_first:
+                return
+            unseen.write(record)
+            bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
+            if board is not None:
+                board(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+
         others = [Every(1, bar.step)]
         if recipe.sample.every:
             others.append(Every(recipe.sample.every, show_samples))
+        if held_out is not None:
+            others.append(Every(recipe.held_out.every, measure))
         trainer.hooks = Hooks(save=save, report=report, others=others)
         finished = trainer.fit(stop)
     return Result(out, trainer.training_step, finished, speaks=processes.is_first)
