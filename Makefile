@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[plots,dev,docs]'
 	@touch $@
 
-demo: $(STAMP) ## the main job on what ships with the package; writes demo/
-	$(BIN)/fsdfm checkerboard --out demo
+demo: $(STAMP) ## stories of the embedded models and their measured quality; writes demo/index.html
+	$(BIN)/fsdfm demo --out demo
 
 test: $(STAMP) ## all tests with coverage
 	$(BIN)/pytest --numprocesses auto --cov --cov-report=term

@@ -11,11 +11,10 @@ from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["DEMO", "NAMES", "embedded_models", "find_model", "name_of"]
+__all__ = ["NAMES", "embedded_models", "find_model", "name_of", "stored_demo"]
 
 ASSETS = Path(str(resources.files("fsdfm") / "assets"))
 NAMES = ("fewstep", "parent")  # the better one first
-DEMO = "demo"  # results and stories that `fsdfm demo` shows
 
 
 def embedded_models() -> dict[str, Path]:
@@ -49,8 +48,13 @@ def find_model(name: str | Path | None) -> Path:
     return models[word]
 
 
+def stored_demo() -> Path:
+    """The folder of the results and stories that `fsdfm demo` shows."""
+    return ASSETS / "demo"
+
+
 def name_of(folder: Path) -> str:
-    """What to call a model's folder: an embedded model by its name, on every machine the same; any other by its path."""
+    """What to call a model's folder: an embedded one by its name, the same on every machine; any other by its path."""
     return folder.name if folder.parent == ASSETS else str(folder)
 
 

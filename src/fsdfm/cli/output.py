@@ -95,13 +95,7 @@ def plain_warnings() -> Iterator[None]:
 def _timeline(generation: Generation) -> Timeline:
     from fsdfm.show.timeline import Timeline
 
-    return Timeline(
-        generation.pieces,
-        generation.last_changed,
-        generation.steps,
-        marked=generation.marked,
-        given=generation.given,
-    )
+    return Timeline.of(generation)
 
 
 def _json(generations: Sequence[Generation], facts: Mapping[str, Any]) -> str:

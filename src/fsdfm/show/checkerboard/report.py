@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fsdfm.show.checkerboard.board import Board
 from fsdfm.show.checkerboard.captions import captions
 from fsdfm.show.checkerboard.figures import DPI, draw_few_steps, draw_jumps, draw_trajectories, film, require_plots
 from fsdfm.show.checkerboard.study import SOURCES, CheckerboardNumbers, States, count_work, measure
+from fsdfm.show.folder import progress, replace_file, writable_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,17 +51,17 @@ def run_checkerboard(
     if samples < 1 or frames < 1:
         raise ValueError(f"samples is {samples} and frames is {frames}; both must be at least 1")
     require_plots()
-    folder = _writable(out_dir)
+    folder = writable_folder(out_dir)
     work = count_work(frames, train_steps) + NUM_FIGURES + len(SOURCES) * (frames + 1)
     start = time.perf_counter()
-    with _progress(work, console) as tick, _one_thread():
+    with progress("checkerboard", work, console) as tick, _one_thread():
         numbers, states = measure(
             board or Board(), seed=seed, samples=samples, frames=frames, train_steps=train_steps, tick=tick
         )
         _write_pictures(folder, numbers, states, tick)
     numbers = replace(numbers, seconds=time.perf_counter() - start)
-    _replace_file(folder / "numbers.json", lambda file: file.write_text(json.dumps(numbers.to_json(), indent=1) + "\n"))
-    _replace_file(folder / "captions.md", lambda file: file.write_text(captions(numbers)))
+    replace_file(folder / "numbers.json", lambda file: file.write_text(json.dumps(numbers.to_json(), indent=1) + "\n"))
+    replace_file(folder / "captions.md", lambda file: file.write_text(captions(numbers)))
     return numbers
 
 
@@ -74,51 +74,14 @@ def _write_pictures(
         "few-steps.png": partial(draw_few_steps, numbers, states),
     }
     for name, draw in drawings.items():
-        _replace_file(folder / name, partial(draw().savefig, format="png", dpi=DPI))
+        replace_file(folder / name, partial(draw().savefig, format="png", dpi=DPI))
         tick(f"drawing {name}")
     for source in SOURCES:
         name = f"trajectory-{source}.gif"
         first, *rest = film(numbers, states, source, on_frame=partial(tick, f"drawing {name}"))
         timing = [700, *[60] * (len(rest) - 1), 2000]
         save = partial(first.save, format="GIF", save_all=True, append_images=rest, duration=timing, loop=0)
-        _replace_file(folder / name, save)
-
-
-def _writable(out_dir: str | os.PathLike[str]) -> FilePath:
-    """The folder, made if it was missing and tried out before minutes of work depend on it."""
-    folder = FilePath(out_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace_file(folder / "captions.md.test", lambda file: file.touch())
-        (folder / "captions.md.test").unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose a folder you may write to") from error
-    return folder
-
-
-def _replace_file(file: FilePath, write: Callable[[FilePath], object]) -> None:
-    """Write beside the file, then put it in place in one move: a reader never sees half a file."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        write(unfinished)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
-        task = progress.add_task("checkerboard", total=total)
-        yield lambda doing: progress.update(task, advance=1, description=doing)
-        progress.update(task, description="checkerboard: done")
+        replace_file(folder / name, save)
 
 
 @contextmanager

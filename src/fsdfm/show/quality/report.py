@@ -33,7 +33,7 @@ from fsdfm.show.quality.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["report_markdown", "write_report"]
+__all__ = ["facts_in_words", "judge_in_words", "report_markdown", "write_report"]
 
 DPI = 200
 ALT = {
@@ -113,7 +113,7 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
     for label, evaluation in comparison.pairs:
         tables = model_tables(label, evaluation, comparison.real_of(label))
         parts += [table.to_markdown() for table in tables]
-        parts.append(_facts(evaluation) + "\n")
+        parts.append(facts_in_words(evaluation) + "\n")
     return "\n".join(parts)
 
 
@@ -123,7 +123,7 @@ def _heading(comparison: Comparison) -> str:
         "⚑ marks a perplexity that must not be read alone: its text left the band of real text, why stands under the "
         "table. Text that repeats itself is easy to predict.",
         "",
-        _judge(comparison.evaluations[0].judge),
+        judge_in_words(comparison.evaluations[0].judge),
     ]
     care = [f"- {warning}" for warning in comparison.warnings]
     if care:
@@ -131,7 +131,8 @@ def _heading(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _judge(judge: Mapping[str, Any]) -> str:
+def judge_in_words(judge: Mapping[str, Any]) -> str:
+    """Who scored the text, and what it gives to real and to shuffled text."""
     perplexity = metric_named("token_perplexity")
     scale = []
     for what, words in (("real", "real held-out text"), ("shuffled", "the same with its words shuffled")):
@@ -143,7 +144,7 @@ def _judge(judge: Mapping[str, Any]) -> str:
     return f"Judge: {judge.get('name', 'none')}{dtype}{said}."
 
 
-def _facts(evaluation: Evaluation) -> str:
+def facts_in_words(evaluation: Evaluation) -> str:
     """What a reader needs to measure the same again, in one paragraph."""
     known: dict[str, Any] = {
         "parameters": _count(evaluation.model.get("num_parameters")),

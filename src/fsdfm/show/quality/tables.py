@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from fsdfm.results import Evaluation, Measured, Row
@@ -71,6 +72,20 @@ class Table:
         if self.notes:
             lines += ["", *("<br>\n".join(map(_escape, self.notes)),)]
         return "\n".join(lines) + "\n"
+
+    def to_html(self) -> str:
+        """The table and its notes without title and caption; an interval stands apart from its number."""
+
+        def cell(text: str, tag: str = "td") -> str:
+            value, bracket, rest = escape(text).partition(" [")
+            interval, close, after = rest.partition("]")
+            small = f" <small>[{interval}]</small>{after}" if bracket and close else bracket + rest
+            return f"<{tag}>{value}{small}</{tag}>"
+
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.header)
+        body = "\n".join(f"<tr>{cell(row[0], 'th')}{''.join(map(cell, row[1:]))}</tr>" for row in self.rows)
+        notes = "".join(f'<p class="note">{escape(note)}</p>' for note in self.notes)
+        return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>{notes}"
 
 
 # --- the paper's tables -----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fsdfm.show.timeline.colours import DARK, LIGHT
 from fsdfm.show.timeline.html import page
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["Timeline"]
+
+
+class Recorded(Protocol):
+    """A text that knows how it came about, as `fsdfm.text.Generation` does."""
+
+    @property
+    def pieces(self) -> Sequence[str]: ...
+    @property
+    def last_changed(self) -> Sequence[int]: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def marked(self) -> Sequence[bool]: ...
+    @property
+    def given(self) -> Sequence[bool]: ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,11 @@ class Timeline:
         object.__setattr__(self, "pieces", pieces)
         for index, token in enumerate(zip(pieces, self.last_changed, self.given, strict=True)):
             _check_token(index, *token, steps=self.steps)
+
+    @classmethod
+    def of(cls, text: Recorded) -> Timeline:
+        """The timeline of a generated text."""
+        return cls(text.pieces, text.last_changed, text.steps, marked=text.marked, given=text.given)
 
     @property
     def tokens(self) -> tuple[Token, ...]:

@@ -1,0 +1,50 @@
+"""The measured part of a model card: what result files say, between two marks of a README.md that is otherwise free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fsdfm.checkpoint import load_model
+from fsdfm.demo.stored import evaluate_command, merge
+from fsdfm.embedded import find_model
+from fsdfm.model.weights import weights_sha256
+from fsdfm.results import Evaluation, load_evaluation
+from fsdfm.show.folder import replace_file
+from fsdfm.show.quality import Comparison
+from fsdfm.show.quality.report import facts_in_words, judge_in_words
+from fsdfm.show.quality.tables import model_tables
+
+__all__ = ["BEGIN", "END", "measured_markdown", "write_card"]
+
+BEGIN, END = "<!-- measured: fsdfm card writes this part -->", "<!-- /measured -->"
+
+
+def write_card(model: str | Path, files: Sequence[Path]) -> Path:
+    """Put the tables of result files into a model's README.md: in the place of the old ones, or at its end.
+
+    The files must be of these very weights; several are taken as one, fewer samples at many calls, say.
+    """
+    folder = find_model(model)
+    sha256 = weights_sha256(load_model(folder).model)
+    evaluations = [load_evaluation(file) for file in files]
+    for file, evaluation in zip(files, evaluations, strict=True):
+        if evaluation.model.get("checkpoint_sha256") != sha256:
+            raise ValueError(f"{file} was measured with other weights than those in {folder}; measure these")
+    card = folder / "README.md"
+    old = card.read_text(encoding="utf-8") if card.exists() else f"# {folder.name}\n"
+    before, _, rest = old.partition(BEGIN)
+    after = rest.partition(END)[2] or "\n"
+    parts = "\n".join(measured_markdown(evaluation) for evaluation in merge(evaluations).values())
+    text = f"{before.rstrip()}\n\n{BEGIN}\n{parts}{END}{after}"
+    replace_file(card, lambda file: file.write_text(text, encoding="utf-8"))
+    return card
+
+
+def measured_markdown(evaluation: Evaluation) -> str:
+    """The main table of an evaluation, how it was measured, and the commands that measure it again."""
+    comparison = Comparison((evaluation.name,), (evaluation,))
+    table = model_tables("Measured", evaluation, comparison.real_of(evaluation.name))[0].to_markdown()
+    commands = "\n".join(evaluate_command(evaluation))
+    words = f"{judge_in_words(evaluation.judge)} Brackets are 95 % intervals. {facts_in_words(evaluation)}"
+    return f"{table.replace('### ', '## ', 1)}\n{words}\n\n```sh\n{commands}\n```\n"

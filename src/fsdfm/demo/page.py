@@ -1,0 +1,291 @@
+"""The page: stories with their timelines beside what was measured, in one file without a script."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fsdfm.demo.stored import CALLED, Stored, evaluate_command
+from fsdfm.demo.stories import Order, Programme, Story
+from fsdfm.results import Measured
+from fsdfm.show.quality.comparison import Comparison
+from fsdfm.show.quality.metrics import metric_named
+from fsdfm.show.quality.report import facts_in_words, judge_in_words
+from fsdfm.show.quality.tables import Table, matched_table, metric_table, model_tables
+from fsdfm.show.timeline import TIMELINE_STYLE, timeline_html_fragment
+from fsdfm.show.timeline.colours import DARK, LIGHT
+from fsdfm.show.timeline.glyphs import visible
+
+__all__ = ["Page", "page_html"]
+
+_KINDS = {"infill": "Gaps filled · ", "repair": "Damage repaired · "}
+PERPLEXITY, ENTROPY = metric_named("token_perplexity"), metric_named("entropy_bits")
+NO_CHILD = "This build holds no few-step model yet: everything here is made by its undistilled parent."
+NO_RESULTS = "This build holds no measured results yet, so the page cannot say how good these stories are."
+OTHER_WEIGHTS = "The numbers of {} were measured with other weights than those of this build."
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page shows.
+
+    programme   the sections of what was made
+    made        the story of every order
+    plot        quality against calls, an SVG picture; None: nothing was measured
+    stale       the models whose stored numbers are of other weights
+    machine     where the stories were made, in a sentence
+    """
+
+    programme: Programme
+    made: Mapping[Order, Story]
+    stored: Stored
+    plot: bytes | None
+    stale: Sequence[str]
+    machine: str
+
+    def stories(self, orders: Iterable[Order]) -> list[Story]:
+        """The stories of these orders."""
+        return [self.made[order] for order in orders]
+
+
+def page_html(page: Page) -> str:
+    """One self-contained page, light or dark as the reader's system is."""
+    best, comparison = page.programme.more[0].model, page.stored.comparison
+    notices = [NO_CHILD] if best == "parent" else []
+    notices += [NO_RESULTS] if comparison is None else []
+    notices += [OTHER_WEIGHTS.format(name) for name in page.stale]
+    few = page.programme.more[0].steps
+    parts = [
+        f"<header><h1>Stories in {few} network calls</h1>",
+        "<p class='lede'>A discrete flow writes all tokens of a story at once, from random tokens to text. Its parent "
+        "model wants about a thousand network calls for that; the few-step model is trained to take large steps. "
+        "Colours tell at which step a token was last changed. "
+        "<label><input type='checkbox' id='plain'> plain text</label></p>",
+        *(f"<p class='notice'>{escape(notice)}</p>" for notice in notices),
+        _tiles(page, comparison) if comparison else "",
+        "</header>",
+        _section(
+            "The same noise, side by side",
+            _cards(page, page.stories(page.programme.beside), columns=3),
+            "Every one of them set out from the same random tokens.",
+        ),
+        _section(
+            f"More in {few} calls",
+            _cards(page, page.stories(page.programme.more)),
+            "With a beginning, and from nothing.",
+        ),
+        _section(
+            f"Filled in and repaired in {few} calls",
+            _cards(page, page.stories(page.programme.mended)),
+            "What is given stands fast; only the rest is written.",
+        ),
+        _section(
+            "In fewer calls",
+            _cards(page, page.stories(page.programme.fewer), columns=3),
+            "The first story again, from the same noise.",
+        ),
+        _measured(page, comparison) if comparison else "",
+        _section(
+            "More that took long",
+            _cards(page, page.stored.stories),
+            "Made beforehand; the seconds are those of that machine.",
+        )
+        if page.stored.stories
+        else "",
+        f"<footer><p>{escape(page.machine)} The same command gives the same text on the same kind of machine; another "
+        "processor may round differently, and a last digit can become another word.</p></footer>",
+    ]
+    return _DOCUMENT.format(style=f"{TIMELINE_STYLE}\n{_STYLE}", body="\n".join(part for part in parts if part))
+
+
+# --- stories ----------------------------------------------------------------------------------------------------------
+
+
+def _cards(page: Page, stories: Iterable[Story], *, columns: int = 2) -> str:
+    cards = "\n".join(_card(page, story) for story in stories)
+    return f"<div class='cards of-{columns}'>\n{cards}\n</div>"
+
+
+def _card(page: Page, story: Story) -> str:
+    asked = f"<p class='asked'><b>Given</b> {escape(visible(story.asked))}</p>" if story.asked else ""
+    notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in story.notes)
+    return f"""<article>
+<h3>{_called(story.model)} <span class="calls">{_calls(story.calls)}</span></h3>
+<p class="facts">{_KINDS.get(story.command, "")}{_seconds(story.seconds)} · seed {story.seed}{_quality(page, story)}</p>
+{asked}{timeline_html_fragment(story.timeline)}
+{notes}{_code(story.shell)}
+</article>"""
+
+
+def _quality(page: Page, story: Story) -> str:
+    """What was measured of texts that are made like this one: from nothing, by this model in so many calls."""
+    row = page.stored.row(story.model, story.calls)
+    if row is None or any(story.timeline.given):
+        return ""
+    return f"<br>Texts made like this one:{_numbers(row.metrics)}"
+
+
+def _numbers(metrics: Mapping[str, Measured]) -> str:
+    shown = ((PERPLEXITY, "perplexity", ""), (ENTROPY, "entropy", " bits"))
+    return "".join(
+        f"<br>{name} <b>{_interval(m.write(metrics[m.name]))}</b>{unit}" for m, name, unit in shown if m.name in metrics
+    )
+
+
+def _interval(text: str) -> str:
+    value, bracket, rest = text.partition(" [")
+    return f"{value}</b> <small>[{rest}</small><b>" if bracket else value
+
+
+def _code(shell: str) -> str:
+    """A command that breaks between options, not within one."""
+    words = re.sub(r"(--[a-z-]+ [^ ]+)", r"<span>\1</span>", escape(shell))
+    return f"<pre><code>{words}</code></pre>"
+
+
+def _called(model: str) -> str:
+    return escape(CALLED.get(model, model))
+
+
+def _calls(calls: int) -> str:
+    return f"{calls:,} call{'' if calls == 1 else 's'}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _tiles(page: Page, comparison: Comparison) -> str:
+    """The headline: every kind of story that stands side by side, and real text, with its numbers."""
+    tiles = []
+    for order in page.programme.beside:
+        row = page.stored.row(order.model, order.steps)
+        if row is not None:
+            tiles.append(_tile(_called(order.model), _calls(row.num_calls), row.metrics))
+    tiles += [_tile("Real text", "held out", real.metrics) for real in comparison.reals[:1]]
+    return f"<div class='tiles'>{''.join(tiles)}</div>"
+
+
+def _tile(name: str, calls: str, metrics: Mapping[str, Measured]) -> str:
+    perplexity, entropy = (_interval(m.write(metrics.get(m.name))) for m in (PERPLEXITY, ENTROPY))
+    return (
+        f"<div><h3>{name} <span class='calls'>{calls}</span></h3>"
+        f"<p class='big'><b>{perplexity}</b></p><p>perplexity</p>"
+        f"<p class='second'><b>{entropy}</b> bits of entropy</p></div>"
+    )
+
+
+def _measured(page: Page, comparison: Comparison) -> str:
+    tables = [metric_table(comparison, m) for m in (PERPLEXITY, ENTROPY) if m.name in comparison.metric_names()]
+    if (matched := matched_table(comparison)) is not None:
+        tables.append(matched)
+    further = [table for label, e in comparison.pairs for table in model_tables(label, e, comparison.real_of(label))]
+    picture = ""
+    if page.plot is not None:
+        source = b64encode(page.plot).decode()
+        picture = (
+            '<div class="scroll"><img class="plot" alt="Perplexity and entropy against network calls" '
+            f'src="data:image/svg+xml;base64,{source}"></div>'
+        )
+    how = "".join(
+        f"<h4>{_called(label)}</h4><p>{escape(facts_in_words(e))}</p>" + "".join(map(_code, evaluate_command(e)))
+        for label, e in comparison.pairs
+    )
+    words = (
+        f"{judge_in_words(comparison.evaluations[0].judge)} Brackets are 95 % intervals. Perplexity never "
+        "stands alone: text that repeats itself is easy to predict, so the entropy is beside it, and ⚑ marks what left "
+        "the band of real text."
+    )
+    body = (
+        f"{picture}{''.join(map(_table, tables))}"
+        f"<details><summary>All that was measured</summary>{''.join(map(_table, further))}</details>"
+        f"<details><summary>How it was measured, and how to measure it again</summary>{how}</details>"
+    )
+    return _section("Measured quality", body, words)
+
+
+def _table(table: Table) -> str:
+    caption = f"<p class='note'>{escape(table.caption)}</p>" if table.caption else ""
+    return f"<h4>{escape(table.title)}</h4>{caption}<div class='scroll'>{table.to_html()}</div>"
+
+
+def _section(title: str, body: str, words: str = "") -> str:
+    lead = f"<p>{escape(words)}</p>" if words else ""
+    return f"<section><h2>{escape(title)}</h2>{lead}\n{body}</section>"
+
+
+# --- how it looks -----------------------------------------------------------------------------------------------------
+
+_STYLE = f"""
+:root{{color-scheme:light dark;--ground:#f3f4f7;--page:{LIGHT.page};--ink:{LIGHT.ink};--faint:{LIGHT.faint};
+ --edge:#dfe2e8;--accent:#3b4a8f}}
+@media (prefers-color-scheme:dark){{:root{{--ground:#0b0d10;--page:{DARK.page};--ink:{DARK.ink};--faint:{DARK.faint};
+ --edge:#2b3038;--accent:#a9b6ff}}.plot{{filter:invert(1) hue-rotate(180deg)}}}}
+*{{box-sizing:border-box}}
+body{{max-width:80rem;margin:0 auto;padding:2.5rem clamp(1rem,4vw,3rem) 4rem;background:var(--ground);color:var(--ink);
+ font:1rem/1.6 system-ui,sans-serif}}
+h1{{font-size:clamp(1.8rem,5vw,2.8rem);line-height:1.15;letter-spacing:-.02em;margin:0 0 .75rem}}
+h2{{font-size:1.45rem;letter-spacing:-.01em;margin:3rem 0 .25rem}}
+h3{{font-size:1rem;margin:0;display:flex;justify-content:space-between;gap:1rem;align-items:baseline}}
+h4{{font-size:1rem;margin:1.75rem 0 .25rem}}
+section>p,.lede{{max-width:46rem;color:var(--faint);margin:.25rem 0 1rem}}
+.lede{{font-size:1.1rem}}
+.notice{{max-width:46rem;border-left:4px solid var(--accent);padding:.5rem 1rem;background:var(--page);margin:.75rem 0}}
+.tiles,.cards{{display:grid;gap:1rem}}
+.tiles{{grid-template-columns:repeat(auto-fit,minmax(14rem,1fr));margin-top:1.75rem}}
+.of-2{{grid-template-columns:repeat(auto-fit,minmax(min(100%,27rem),1fr))}}
+.of-3{{grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}}
+.tiles>div,article,section>.scroll,details{{background:var(--page);border:1px solid var(--edge);border-radius:.75rem;
+ padding:1.1rem 1.25rem;min-width:0}}
+.calls{{color:var(--accent);white-space:nowrap}}
+.tiles p{{margin:0;color:var(--faint);font-size:.9rem}}
+.tiles .big{{font-size:1.9rem;line-height:1.3;margin-top:.35rem;color:var(--ink);letter-spacing:-.02em}}
+.tiles .big small{{font-size:.9rem;letter-spacing:0}}
+.tiles .second{{margin-top:.5rem}} .tiles b{{color:var(--ink)}}
+body:has(#plain:checked) .fsdfm-timeline .text>span{{background:none;box-shadow:none!important;color:inherit}}
+body:has(#plain:checked) .fsdfm-timeline figcaption{{display:none}}
+.lede label{{white-space:nowrap}}
+small{{color:var(--faint);font-weight:400;white-space:nowrap}}
+.facts,.note,.asked{{font-size:.875rem;color:var(--faint);margin:.25rem 0 .75rem}} .facts b{{color:var(--ink)}}
+.asked{{border-left:3px solid var(--edge);padding-left:.75rem}}
+article{{display:flex;flex-direction:column}}
+article .fsdfm-timeline{{margin:0 0 .75rem;flex:1}}
+article .fsdfm-timeline .text{{font:1.05rem/1.75 ui-serif,Charter,Georgia,"Times New Roman",serif}}
+article .fsdfm-timeline .note{{display:none}}
+article .fsdfm-timeline figcaption{{font-size:.78rem}}
+article .fsdfm-timeline .legend{{gap:.15rem .7rem}}
+pre{{margin:0;padding:.55rem .75rem;background:var(--ground);border-radius:.5rem;font-size:.8rem;line-height:1.5;
+ white-space:pre-wrap;overflow-wrap:anywhere}}
+code span{{white-space:nowrap}}
+pre+pre{{margin-top:.5rem}}
+.scroll{{overflow-x:auto;margin:.5rem 0}}
+.plot{{display:block;width:100%;min-width:42rem;max-width:64rem;margin:0 auto}}
+table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;min-width:100%}}
+th,td{{text-align:right;padding:.4rem .75rem;border-bottom:1px solid var(--edge);white-space:nowrap}}
+th:first-child{{text-align:left}} tbody tr:last-child>*{{border-bottom:0}}
+details{{margin:1rem 0}} summary{{cursor:pointer;font-weight:600}}
+details .scroll{{margin:.25rem 0 1rem}}
+footer{{margin-top:3rem;color:var(--faint);font-size:.875rem;max-width:46rem}}
+""".strip()
+
+_DOCUMENT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>fsdfm: stories in a few network calls</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""

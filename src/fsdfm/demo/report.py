@@ -1,0 +1,92 @@
+"""The whole demonstration in one call: make the stories, read what is stored, write the page and the pictures."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from fsdfm.demo.page import Page, page_html
+from fsdfm.demo.stored import Stored, read_stored
+from fsdfm.demo.stories import Programme, make_stories
+from fsdfm.embedded import embedded_models, find_model, stored_demo
+from fsdfm.model.weights import weights_sha256
+from fsdfm.runtime import versions
+from fsdfm.show.folder import progress, replace_file, writable_folder
+from fsdfm.show.quality.figures import draw_quality, require_plots
+from fsdfm.show.quality.report import DPI
+from fsdfm.show.timeline import Timeline
+from fsdfm.text import LanguageModel, load
+
+__all__ = ["LONG", "write_demo"]
+
+LONG = 1024  # network calls of the parent's long story
+
+
+def write_demo(
+    out: str | os.PathLike[str],
+    *,
+    long: int = LONG,
+    stored: Path | None = None,
+    models: Mapping[str, LanguageModel] | None = None,
+    console: Console | None = None,
+) -> tuple[Path, Timeline]:
+    """Write index.html, timeline.png and, where there are results, quality.png; the page and its first story.
+
+    long      network calls of the parent's long story
+    stored    a folder of results and stories; that of the package unless said
+    models    the embedded ones unless said, the best first
+    console   where the progress bar is drawn; standard error by default
+    """
+    require_plots()
+    folder = writable_folder(out)
+    if models is None:
+        find_model(None)  # an error where there is none
+        # These tensors are too small to share: a second thread gains little and on busy cores costs ten times as much.
+        models = {name: load(name, threads=1) for name in embedded_models()}
+    known = read_stored(stored or stored_demo(), {name: lm.bundle.loaded for name, lm in models.items()})
+    programme = Programme.of(list(models), long)
+    with progress("stories", sum(order.steps for order in programme.orders), console) as tick:
+        made = make_stories(programme.orders, models, tick)
+    first = made[programme.beside[0]].timeline
+    page = Page(
+        programme,
+        made,
+        known,
+        plot=_draw(known, folder),
+        stale=[name for name, lm in models.items() if _is_stale(known, name, lm)],
+        machine=_machine(next(iter(models.values()))),
+    )
+    index = folder / "index.html"
+    replace_file(folder / "timeline.png", first.save_png)
+    replace_file(index, lambda file: file.write_text(page_html(page), encoding="utf-8"))
+    return index, first
+
+
+def _draw(known: Stored, folder: Path) -> bytes | None:
+    """Quality against calls: quality.png in the folder, and the same as SVG for the page."""
+    figure = None if known.comparison is None else draw_quality(known.comparison)
+    if figure is None:
+        return None
+    replace_file(folder / "quality.png", partial(figure.savefig, format="png", dpi=DPI))
+    svg = io.BytesIO()
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return svg.getvalue()
+
+
+def _is_stale(known: Stored, name: str, lm: LanguageModel) -> bool:
+    """Whether the stored numbers of a model are of other weights than these."""
+    if name not in known.evaluations:
+        return False
+    return known.evaluations[name].model.get("checkpoint_sha256") != weights_sha256(lm.bundle.model)
+
+
+def _machine(lm: LanguageModel) -> str:
+    about = versions()
+    threads = f", {torch.get_num_threads()} threads" if lm.runtime.device.type == "cpu" else ""
+    return f"Made on {lm.runtime.device}{threads}, fsdfm {about['fsdfm']}, torch {about['torch']}, {about['platform']}."

@@ -1,0 +1,111 @@
+"""What is shown but not made anew: result files of `fsdfm evaluate --json`, stories of `fsdfm generate --format json`.
+
+results/*.json   measured quality; files of one model (fewer samples at 1,024 calls, say) become one
+stories/*.json   texts that take too long to be made while somebody waits
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fsdfm.demo.stories import Story
+from fsdfm.embedded import NAMES
+from fsdfm.results import Evaluation, Row, load_evaluation
+from fsdfm.show.quality import Comparison
+from fsdfm.show.timeline import Timeline
+
+__all__ = ["CALLED", "Stored", "evaluate_command", "merge", "read_stored"]
+
+CALLED = {"fewstep": "Few-step model", "parent": "Parent"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Evaluations by the name of their model, embedded models first, and stories."""
+
+    evaluations: dict[str, Evaluation]
+    stories: tuple[Story, ...] = ()
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """All evaluations side by side; None: there are none."""
+        labels = tuple(CALLED.get(name, name) for name in self.evaluations)
+        return Comparison(labels, tuple(self.evaluations.values())) if self.evaluations else None
+
+    def row(self, model: str, calls: int) -> Row | None:
+        """What was measured of a model at this number of calls."""
+        return None if model not in self.evaluations else self.evaluations[model].row(calls)
+
+
+def read_stored(folder: Path, loaded: Mapping[str, str]) -> Stored:
+    """What a folder of results and stories holds; a folder that is not there holds nothing.
+
+    loaded   what loading the models said, by name: a story of other weights says so
+    """
+    evaluations = merge(map(load_evaluation, sorted((folder / "results").glob("*.json"))))
+    stories = [story for file in sorted((folder / "stories").glob("*.json")) for story in _stories(file, loaded)]
+    return Stored(evaluations, tuple(stories))
+
+
+def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
+    """Evaluations of one model as one: the rows of the later added to the first."""
+
+    def place(evaluation: Evaluation) -> tuple[int, str]:
+        return (NAMES.index(evaluation.name) if evaluation.name in NAMES else len(NAMES)), evaluation.name
+
+    def join(first: Evaluation, other: Evaluation) -> Evaluation:
+        if first.model.get("checkpoint_sha256") != other.model.get("checkpoint_sha256"):
+            raise ValueError(f"two result files of {first.name} have different weights; measure one of them again")
+        return reduce(Evaluation.with_row, other.rows, first)
+
+    grouped = groupby(sorted(evaluations, key=place), key=lambda evaluation: evaluation.name)
+    return {name: reduce(join, group) for name, group in grouped}
+
+
+def evaluate_command(evaluation: Evaluation) -> list[str]:
+    """The commands that measure the same again: one for every number of samples."""
+    commands = []
+    for num in dict.fromkeys(row.num_samples for row in evaluation.plain):
+        steps = ",".join(str(row.steps) for row in evaluation.plain if row.num_samples == num)
+        options: dict[str, Any] = {
+            "--judge": evaluation.judge.get("name"),
+            "--held-out": evaluation.data.get("held_out"),
+            "--steps": steps,
+            "--num": num,
+            "--seed": evaluation.facts.get("seed"),
+        }
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        commands.append(shlex.join(["fsdfm", "evaluate", str(evaluation.model.get("folder", evaluation.name)), *words]))
+    return commands
+
+
+def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
+    """The texts of one `fsdfm generate --format json`; they were made from nothing."""
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        model = str(record["model"]).rpartition(" from ")[2]
+        texts, steps = record["generations"], record["settings"]["steps"]
+        seed, num = record["settings"]["seed"], len(texts)
+        other = () if loaded.get(model) == record["model"] else ("Made with other weights than those of this build.",)
+        words = ["fsdfm", "generate", "--model", model, "--steps", str(steps), "--seed", str(seed), "--num", str(num)]
+        return [
+            Story(
+                model=model,
+                calls=text["calls"],
+                seconds=text["seconds"] / num,
+                seed=seed,
+                shell=shlex.join(words),
+                timeline=Timeline(text["pieces"], text["last_changed"], text["steps"], given=text["given"]),
+                notes=(f"Text {text['copy'] + 1} of {num}.", *other),
+            )
+            for text in texts
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} holds no stories of `fsdfm generate --format json` ({error!r:.120})") from error

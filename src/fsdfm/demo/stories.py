@@ -1,0 +1,148 @@
+"""The texts of the demonstration: which are made, and making them."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdfm.show.timeline import Timeline
+from fsdfm.text import LanguageModel
+
+__all__ = ["FEW", "Order", "Programme", "Story", "make_stories"]
+
+FEW = 8  # network calls of a few-step story
+_PROMPTS = (
+    "Once upon a time, there was a small robot who lived on a farm.",
+    "Lily and Ben found a map in the old tree.",
+)
+# About half of either text is to be written, so that 8 steps from t = 1/2 have the size 1/16.
+_GAPS = (
+    "Once upon a time, there was a little dog named Max. Max liked to [[8]]. One day, he saw a [[6]] in the garden. "
+    'He ran to it and said, "[[10]]" The bird was [[4]]. They [[12]] and then they went home. [[7]].'
+)
+_WHOLE = (
+    "Once upon a time, there was a boy named Tim. Tim had a big red ball. He liked to play with it in the park every "
+    "day. One day, the ball fell into the water. Tim was very sad. A kind duck saw him and pushed the ball back to "
+    "him. Tim was happy and said thank you to the duck. They became good friends and played together."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A text to be made, in the words of the command line.
+
+    text      what is continued, has gaps or is to be repaired; None: nothing is given
+    corrupt   the share of its tokens that is replaced by noise before a repair
+    """
+
+    model: str
+    steps: int = FEW
+    seed: int = 0
+    command: Literal["generate", "infill", "repair"] = "generate"
+    text: str | None = None
+    corrupt: float | None = None
+
+    @property
+    def shell(self) -> str:
+        """The command that makes the same text again."""
+        options = {"--corrupt": self.corrupt, "--model": self.model, "--steps": self.steps, "--seed": self.seed}
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        return shlex.join(["fsdfm", self.command, *([] if self.text is None else [self.text]), *words])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A text, how it came about, and how to make it again.
+
+    asked   what was there before, where that is not to be seen in the text: gaps, damage
+    notes   what a reader should know about it, in sentences
+    """
+
+    model: str
+    calls: int
+    seconds: float
+    seed: int
+    shell: str
+    timeline: Timeline
+    command: str = "generate"
+    asked: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Programme:
+    """What is made live, section by section."""
+
+    beside: tuple[Order, ...]
+    more: tuple[Order, ...]
+    mended: tuple[Order, ...]
+    fewer: tuple[Order, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], long: int) -> Programme:
+        """The programme of the models of these names, the best first: `long` calls for the parent's long story."""
+        best = names[0]
+        beside = [Order(model=best), Order(model="parent"), Order(model="parent", steps=long)]
+        return cls(
+            beside=tuple(dict.fromkeys(beside)),
+            more=(
+                *(Order(model=best, text=prompt) for prompt in _PROMPTS),
+                *(Order(model=best, seed=seed) for seed in (1, 2)),
+            ),
+            mended=(
+                Order(model=best, command="infill", text=_GAPS),
+                Order(model=best, command="repair", text=_WHOLE, corrupt=0.5),
+            ),
+            fewer=tuple(Order(model=best, steps=steps) for steps in (4, 2, 1)),
+        )
+
+    @property
+    def orders(self) -> list[Order]:
+        """All of it, the long story last."""
+        return sorted((*self.beside, *self.more, *self.mended, *self.fewer), key=lambda order: order.steps)
+
+
+def make_stories(
+    orders: Sequence[Order], models: Mapping[str, LanguageModel], tick: Callable[[str], None]
+) -> dict[Order, Story]:
+    """Make the texts, one after the other; `tick` hears of every network call."""
+    return {order: _make(order, models[order.model], tick) for order in orders}
+
+
+def _make(order: Order, lm: LanguageModel, tick: Callable[[str], None]) -> Story:
+    asked, corruption = "", None
+    if order.command == "infill":
+        asked = order.text or ""
+        request = lm.typist.gaps(asked)
+    elif order.command == "repair":
+        corruption = lm.corrupt(order.text or "", order.corrupt or 0.5, seed=order.seed)
+        asked = corruption.text
+        request = lm.typist.damaged(corruption.tokens, corruption.damaged)
+    else:
+        request = lm.typist.continuation(order.text, None)
+    doing = f"{order.model}: {order.command} in {order.steps:,} calls"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        stream = lm.stream(request, steps=order.steps, seed=order.seed)
+        for state in stream:
+            if state.step:
+                tick(doing)
+    made = stream.result
+    notes = [str(warning.message) for warning in caught]
+    if corruption is not None:
+        num = sum(corruption.damaged)
+        notes.insert(0, f"{corruption.recovered(made.tokens):.0%} of the {num} damaged tokens came back as they were.")
+    return Story(
+        model=order.model,
+        calls=made.calls,
+        seconds=made.seconds,
+        seed=order.seed,
+        shell=order.shell,
+        timeline=Timeline.of(made),
+        command=order.command,
+        asked=asked,
+        notes=tuple(dict.fromkeys(notes)),
+    )
