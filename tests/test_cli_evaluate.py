@@ -1,5 +1,6 @@
 import io
 import json
+import signal
 import sys
 
 import pytest
@@ -203,3 +204,21 @@ def test_tables_fold_to_the_width_there_is(width):
     assert any("⚑a" in line for line in tables)
     assert "⚑a: collapse: entropy_bits below real text's 7 .. 8" in lines
     assert sum("real data" in line for line in tables) >= 3
+
+
+def test_torchrun_is_for_commands_that_share_their_work(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["fsdfm", "generate"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "torchrun started 2 processes, which fsdfm generate would not share" in capsys.readouterr().err
+
+
+def test_sigterm_stops_it_as_ctrl_c_does(files, tmp_path, monkeypatch):
+    usual = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("fsdfm.evaluation.save_evaluation", lambda *_: signal.raise_signal(signal.SIGTERM))
+    done = run(*arguments(files, "--steps", "1", "--json", str(tmp_path / "a.json"), "--metrics", "diversity"))
+    assert done.exit_code == 130
+    assert "stopped with 0 finished rows" in done.stderr
+    assert signal.getsignal(signal.SIGTERM) is usual

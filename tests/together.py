@@ -1,5 +1,6 @@
 """Real processes that compute together, as torchrun would start them, without its seconds."""
 
+import io
 import multiprocessing
 import os
 import socket
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from fsdfm.runtime import Processes
+from fsdfm.evaluation import run_evaluation
+from fsdfm.runtime import EchoError, Processes
 from small_runs import train_quietly
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # forks of one process that has torch: quick to start
@@ -83,6 +86,7 @@ def agree(folder):
     rank, count = processes.rank, processes.count
     assert processes.gather(rank) == list(range(count))
     assert processes.map(lambda item: (item, item * item), range(7)) == [(item, item * item) for item in range(7)]
+    assert [text for found in processes.rounds(str, range(7)) for text in found] == list("0123456")
     assert processes.mean(float(rank)) == (count - 1) / 2
     assert processes.mean(float("nan") if rank else 1.0) != processes.mean(float("nan") if rank else 1.0)
     assert processes.any(rank == count - 1)
@@ -116,3 +120,22 @@ def refuse(recipe, *options):
         train_quietly(recipe, *options)
     torch.distributed.destroy_process_group()
     return str(caught.value)
+
+
+def evaluate_quietly(request):
+    """Evaluate as `fsdfm evaluate` does; what was told."""
+    said = io.StringIO()
+    outcome = run_evaluation(request, console=Console(file=said, width=300))
+    assert outcome.finished
+    assert outcome.speaks == bool(said.getvalue())  # one process does
+    return said.getvalue()
+
+
+def refuse_evaluation(request):
+    """The message of an evaluation that must fail, on every process; whether another one says it."""
+    with pytest.raises(ValueError, match=".") as caught:
+        run_evaluation(request, console=Console(file=io.StringIO()))
+    if torch.distributed.is_initialized():
+        assert isinstance(caught.value, EchoError) == (torch.distributed.get_rank() > 0)
+        torch.distributed.destroy_process_group()
+    return str(caught.value), type(caught.value).__name__

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,18 @@ from fsdfm.measure.sampling import Sampling
 from fsdfm.model.weights import weights_sha256
 from fsdfm.noise import Noise, Purpose
 from fsdfm.results import Evaluation, Row, load_evaluation, save_evaluation
-from fsdfm.runtime import Runtime, RuntimeConfig, commit, versions
+from fsdfm.runtime import (
+    ALONE,
+    Processes,
+    Runtime,
+    RuntimeConfig,
+    commit,
+    company,
+    interrupt_on_sigterm,
+    process_count,
+    share_threads,
+    versions,
+)
 from fsdfm.text import LanguageModel, load
 
 __all__ = ["DEFAULT_STEPS", "Outcome", "Request", "count", "parse_steps", "run_evaluation"]
@@ -75,76 +86,104 @@ class Request:
     device: str = "auto"
     threads: int = 0
     batch_size: int = 16
+    processes: int = 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, and whether that is all that was asked for; None: not even real text was."""
+    """What was measured, and whether that is all that was asked for; None: not even real text was.
+
+    speaks   whether this process is the one to say so
+    """
 
     evaluation: Evaluation | None
     finished: bool
+    speaks: bool = True
 
 
 def run_evaluation(request: Request, *, console: Console | None = None) -> Outcome:
-    """Measure what a request asks for; Ctrl-C ends it early with what is finished."""
-    console = console or Console(stderr=True)
-    known: list[Evaluation] = []
-    with ExitStack() as held:
-        earlier = _earlier(request.json)
-        task = _from_samples(request, held) if request.from_samples is not None else _from_model(request, held, console)
-        report = held.enter_context(_Report(console))
+    """Measure what a request asks for; Ctrl-C or SIGTERM ends it early with what is finished.
 
-        def keep(evaluation: Evaluation) -> None:
-            if request.json is not None:
-                save_evaluation(evaluation, request.json)
-            report.evaluation(evaluation)
-            known[:] = [evaluation]
-
-        if earlier is not None:
-            known[:] = [earlier]
-            there = count(len(report.known(earlier)), "row")
-            report.say(f"{request.json}: {there} there already")
-        try:
-            return Outcome(task(earlier, keep, report.tell), finished=True)
-        except KeyboardInterrupt:
-            return Outcome(known[0] if known else None, finished=False)
+    The processes that `torchrun` started, or `request.processes` of this machine, share the work: no number changes,
+    and the first one writes and speaks.
+    """
+    run = _Run(console or Console(stderr=True))
+    each = request if request.processes == 1 else _for_each(request)
+    try:
+        with interrupt_on_sigterm(), company(request.processes, _follow, each):
+            run(each)
+    except KeyboardInterrupt:
+        return Outcome(run.known, finished=False, speaks=run.speaks)
+    return Outcome(run.known, finished=True, speaks=run.speaks)
 
 
-_Run = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
+def _for_each(request: Request) -> Request:
+    """What each of the processes is asked, the machine's threads shared out among them."""
+    return replace(request, processes=1, threads=request.threads or share_threads(request.processes))
 
 
-def _from_model(request: Request, held: ExitStack, console: Console) -> _Run:
+def _follow(request: Request) -> None:
+    """What processes other than the first do."""
+    _Run(Console(stderr=True))(request)
+
+
+class _Run:
+    """A request on its way in one of the processes.
+
+    known    what is measured so far
+    speaks   whether this is the process that writes and speaks
+    """
+
+    def __init__(self, console: Console):
+        self.console, self.speaks = console, True
+        self.known: Evaluation | None = None
+
+    def __call__(self, request: Request) -> None:
+        """Measure."""
+        processes = Processes.join() if process_count() > 1 else ALONE
+        self.speaks = processes.is_first
+        console = self.console if self.speaks else Console(quiet=True)
+        kept = [str(file) for file in (request.json, request.samples) if file is not None]
+        saved = (f"what {' and '.join(kept)} holds is whole",) if kept else ("nothing is kept", "give --json FILE")
+        with ExitStack() as held:
+            held.enter_context(processes.watch(*saved))
+            held.enter_context(processes)
+            earlier = processes.first(lambda: _earlier(request.json))
+            compose = _from_model if request.from_samples is None else _from_samples
+            task = compose(request, processes, held, console)
+            report = held.enter_context(_Report(console))
+            if earlier is not None:
+                self.known = earlier
+                there = count(len(report.known(earlier)), "row")
+                report.say(f"{request.json}: {there} there already")
+            self.known = task(earlier, lambda evaluation: self._keep(evaluation, request, report), report.tell)
+
+    def _keep(self, evaluation: Evaluation, request: Request, report: _Report) -> None:
+        if self.speaks and request.json is not None:
+            save_evaluation(evaluation, request.json)
+        report.evaluation(evaluation)
+        self.known = evaluation
+
+
+_Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
+
+
+def _from_model(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
-    if request.judge is not None and request.held_out is None:
-        raise ValueError(
-            f"--judge {request.judge} needs --held-out FILE: without real text a perplexity has no scale and the "
-            "collapse guard no band"
-        )
-    steps, num = parse_steps(request.steps or DEFAULT_STEPS), request.num or DEFAULT_NUM
-    lm = load(request.model, device=request.device, threads=request.threads)
-    bundle = lm.bundle
-    sampling = Sampling(
-        length=request.length or bundle.length,
-        **{name: getattr(request, name) for name in ("jump", "grid", "temperature", "top_k", "top_p", "start")},
-    )
-    targets = tuple(_target(text, sampling.length) for text in request.matched)
-    options = Options(
-        sampling=sampling,
-        steps=steps,
-        num=num,
-        metrics=_metrics(request.metrics),
-        matched=targets,
-        frontier=_numbers(request.frontier, "--frontier") if request.frontier else (),
-        seed=request.seed,
-        batch_size=request.batch_size,
-    )
-    data = _open_data(request, Reader(bundle.tokenizer, bundle.bos_id), options, held=held)
-    if data.real is None and any(target.entropy_bits is None for target in targets):
-        raise ValueError("--matched data needs the data: --held-out FILE")
+    with processes.in_turn():  # the first downloads what is missing, and says what is wrong
+        _check_texts(request)
+        lm = load(request.model, device=request.device, threads=request.threads)
+        lm.runtime.processes = processes  # each holds the whole model
+        bundle = lm.bundle
+        options = _options(request, bundle)
+        reader = Reader(bundle.tokenizer, bundle.bos_id)
+        data = _open_data(request, reader, options, held=held, speaks=processes.is_first)
+        judge = None if request.judge is None else make_judge(request.judge, device=lm.runtime.device)
+        about = {"model": _describe(request, lm), **_stamp()}
+        file = request.samples if processes.is_first else None
+        archive = None if file is None else _archive(file, about, data, options, lm=lm)
+    data = _shared(data, processes)
     _warn(console, data, options)
-    judge = None if request.judge is None else make_judge(request.judge, device=lm.runtime.device)
-    about = {"model": _describe(request, lm), **_stamp()}
-    archive = None if request.samples is None else _archive(request.samples, about, data, options, lm=lm)
 
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
         return evaluate(
@@ -163,36 +202,80 @@ def _from_model(request: Request, held: ExitStack, console: Console) -> _Run:
     return run
 
 
-def _from_samples(request: Request, held: ExitStack) -> _Run:
-    """An evaluation of samples that are there already."""
+def _check_texts(request: Request) -> None:
+    """Raise where a request asks for what only real text can give."""
+    if request.held_out is not None:
+        return
+    if request.judge is not None:
+        raise ValueError(
+            f"--judge {request.judge} needs --held-out FILE: without real text a perplexity has no scale and the "
+            "collapse guard no band"
+        )
+    if "data" in request.matched:
+        raise ValueError("--matched data needs the data: --held-out FILE")
+
+
+def _options(request: Request, bundle: Bundle) -> Options:
+    """What to measure of a model."""
+    sampling = Sampling(
+        length=request.length or bundle.length,
+        **{name: getattr(request, name) for name in ("jump", "grid", "temperature", "top_k", "top_p", "start")},
+    )
+    return Options(
+        sampling=sampling,
+        steps=parse_steps(request.steps or DEFAULT_STEPS),
+        num=request.num or DEFAULT_NUM,
+        metrics=_metrics(request.metrics),
+        matched=tuple(_target(text, sampling.length) for text in request.matched),
+        frontier=_numbers(request.frontier, "--frontier") if request.frontier else (),
+        seed=request.seed,
+        batch_size=request.batch_size,
+    )
+
+
+def _from_samples(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
+    """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
+    with processes.in_turn():
+        _check_no_sampling(request)
+        archive = Archive.open(request.from_samples)
+        options = _stored_options(request, archive)
+        reader = Reader(texts.Tokenizer(archive.header["tokenizer"]), archive.header["bos_id"])
+        data = _open_data(request, reader, options, held=held, speaks=processes.is_first)
+        runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
+        judge = None if request.judge is None else make_judge(request.judge, device=runtime.device)
+    data = _shared(data, processes)
+
+    def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
+        about = {"started": _now()}
+        return evaluate_samples(
+            archive, data, judge, options, about=about, processes=processes, earlier=earlier, keep=keep, tell=tell
+        )
+
+    return run
+
+
+def _check_no_sampling(request: Request) -> None:
+    """Raise where a request says how to sample what was sampled already."""
     defaults = {f.name: f.default for f in fields(Request)}
     for name in _OF_SAMPLING:
         if getattr(request, name) != defaults[name]:
             option = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} is given with --from-samples, whose file has decided it; leave it out")
-    archive = Archive.open(request.from_samples)
+
+
+def _stored_options(request: Request, archive: Archive) -> Options:
+    """What to measure of the samples in a file."""
     rows = archive.records("row")
     if not rows:
         raise ValueError(f"{archive.file} holds no complete row; let fsdfm evaluate --samples finish one")
-    header = archive.header
-    options = Options(
-        sampling=Sampling(**header["sampler"]),
+    return Options(
+        sampling=Sampling(**archive.header["sampler"]),
         steps=parse_steps(request.steps) if request.steps else tuple(sorted({row["steps"] for row in rows})),
         num=request.num or _largest_common(rows),
         metrics=_metrics(request.metrics),
-        seed=header["seed"],
+        seed=archive.header["seed"],
     )
-    reader = Reader(texts.Tokenizer(header["tokenizer"]), header["bos_id"])
-    data = _open_data(request, reader, options, held=held)
-    runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
-    judge = None if request.judge is None else make_judge(request.judge, device=runtime.device)
-
-    def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
-        about = {"started": _now()}
-        return evaluate_samples(archive, data, judge, options, about=about, earlier=earlier, keep=keep, tell=tell)
-
-    return run
 
 
 def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -207,10 +290,16 @@ def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
 # --- what is measured against -----------------------------------------------------------------------------------------
 
 
-def _open_data(request: Request, reader: Reader, options: Options, *, held: ExitStack) -> Data:
-    """Held-out rows, the training text and MAUVE's features, as far as they are named."""
+def _open_data(request: Request, reader: Reader, options: Options, *, held: ExitStack, speaks: bool) -> Data:
+    """Held-out rows, the training text and MAUVE's features, as far as they are named.
+
+    speaks   the process that does reads the texts; the others have the features only
+    """
     facts: dict[str, Any] = {}
     real, training = None, None
+    features = None if request.mauve is None else _features(request.mauve)
+    if not speaks:
+        return Data(features=features)
     if request.held_out is not None:
         corpus = _corpus((request.held_out,), request, reader.tokenizer, held=held)
         real = _real_rows(corpus, request, reader, options)
@@ -226,10 +315,15 @@ def _open_data(request: Request, reader: Reader, options: Options, *, held: Exit
             "training": ", ".join(Path(name).name for name in request.training),
             "training_sha256": corpus.header.sha256,
         }
-    features = None if request.mauve is None else _features(request.mauve)
     if features is not None:
         facts["mauve_features"] = request.mauve
     return Data(real, training, features, facts)
+
+
+def _shared(data: Data, processes: Processes) -> Data:
+    """The data with the first process's real rows."""
+    real, facts = processes.first(lambda: (data.real, data.facts))
+    return replace(data, real=real, facts=facts)
 
 
 def _real_rows(corpus: texts.Corpus, request: Request, reader: Reader, options: Options) -> TokenRows:
@@ -240,7 +334,7 @@ def _real_rows(corpus: texts.Corpus, request: Request, reader: Reader, options: 
             f"{request.held_out} holds {len(rows)} rows of {length} tokens that begin where a document begins; "
             "give more text, a shorter --length, or --begin anywhere"
         )
-    return _shuffled(rows)
+    return _shuffled(rows)[: 2 * options.num]  # and no more are looked at
 
 
 def _shuffled(rows: TokenRows) -> TokenRows:
@@ -355,7 +449,7 @@ def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options,
         "data": {name: value for name, value in data.facts.items() if not name.startswith(("training", "mauve"))},
         "seed": options.seed,
         "dtype": "bfloat16" if lm.runtime.bfloat16 else "float32",
-        "device": str(lm.runtime.device),
+        "device": lm.runtime.device.type,
         "bos_id": lm.bundle.bos_id,
         "tokenizer": lm.bundle.tokenizer.definition,
     }
@@ -406,7 +500,9 @@ class _Report:
     def __init__(self, console: Console):
         self.console = console
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.progress = Progress(
+            *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
+        )
         self.task: Any = None
         self.told: set[Any] = set()
 

@@ -1,9 +1,11 @@
 """Processes that agree, share and fail together."""
 
+import os
+
 import pytest
 import torch
 
-from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig, require_strategy
+from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig, company, require_strategy, share_threads
 from together import agree, together
 
 
@@ -20,6 +22,7 @@ def test_one_alone_agrees_with_itself():
     assert ALONE.is_first
     assert ALONE.gather("x") == ["x"]
     assert ALONE.map(str, [1, 2]) == ["1", "2"]
+    assert list(ALONE.rounds(str, [1, 2])) == [["1"], ["2"]]
     assert ALONE.mean(0.5) == 0.5
     assert ALONE.any(True)
     assert not ALONE.any(False)
@@ -52,3 +55,29 @@ def test_one_strategy_for_several_processes_is_an_error(monkeypatch):
     require_strategy(RuntimeConfig(strategy="fsdp"))
     with pytest.raises(ValueError, match="'cuda:1' for all 4 processes"):
         Runtime(RuntimeConfig(device="cuda:1", strategy="ddp"))
+
+
+# --- processes that the first one starts ------------------------------------------------------------------------------
+
+
+def test_company_of_one_starts_nobody(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with company(1, pytest.fail):  # what torchrun started is company enough
+        pass
+    with pytest.raises(ValueError, match="processes is 2, but torchrun started 4"), company(2, pytest.fail):
+        pass
+    with pytest.raises(ValueError, match="processes is 0"), company(0, pytest.fail):
+        pass
+
+
+def test_threads_are_shared_out(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert [share_threads(count) for count in (1, 2, 3, 16)] == [8, 4, 2, 1]
+
+
+@pytest.mark.slow
+def test_company_meets_and_the_environment_is_what_it_was(tmp_path):
+    before = dict(os.environ)
+    with company(2, agree, tmp_path):
+        assert agree(tmp_path) == (0, os.getpid())
+    assert dict(os.environ) == before

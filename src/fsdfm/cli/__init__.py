@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fsdfm import __version__
 from fsdfm.cli import ablating, bench, evaluating, planning, reporting, studies, training, writing
-from fsdfm.cli.options import console
+from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
 
@@ -31,13 +31,19 @@ def main() -> None:
     try:
         app()
     except ValueError as error:
+        if is_echo(error):
+            sys.exit(2)
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
-def fsdfm(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def fsdfm(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
     """Few-step discrete flow matching for language."""
+    require_one_process(context.invoked_subcommand)
     if version:
         console.print(__version__)
         raise typer.Exit

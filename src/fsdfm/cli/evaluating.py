@@ -68,6 +68,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
+    processes: Annotated[int, typer.Option(help="That share the work; it changes no number.", min=1)] = 1,
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
     given = dict(locals())
@@ -77,6 +78,8 @@ def evaluate(
     for option in ("training", "matched"):
         given[option] = tuple(given[option] or ())
     outcome = run_evaluation(Request(**given))
+    if not outcome.speaks:  # another process does
+        raise typer.Exit(0 if outcome.finished else 130)
     if outcome.evaluation is not None:
         wide = console if console.is_terminal else Console(width=160)
         print_tables(outcome.evaluation, wide)

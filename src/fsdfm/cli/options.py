@@ -9,13 +9,42 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-__all__ = ["JsonOption", "OutOption", "SeedOption", "check_writable", "console", "write_json"]
+__all__ = [
+    "JsonOption",
+    "OutOption",
+    "SeedOption",
+    "check_writable",
+    "console",
+    "is_echo",
+    "require_one_process",
+    "write_json",
+]
 
 console = Console()
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write to; it is made if it is missing.")]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+
+_SHARED = ("train", "evaluate")  # whose work several processes share
+
+
+def require_one_process(command: str | None) -> None:
+    """Raise where torchrun started a command several times, each of which would do the whole of its work."""
+    from fsdfm.runtime import process_count
+
+    if process_count() > 1 and command not in _SHARED:
+        raise ValueError(
+            f"torchrun started {process_count()} processes, which fsdfm {command or ''} would not share its work with; "
+            f"allowed are {' and '.join(_SHARED)}: start it without torchrun"
+        )
+
+
+def is_echo(error: ValueError) -> bool:
+    """Whether the first of several processes says this already."""
+    from fsdfm.runtime import EchoError
+
+    return isinstance(error, EchoError)
 
 
 def check_writable(file: Path | None) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.measure.copying import find_copies
+from fsdfm.measure.copying import Copying, find_copies
 from fsdfm.measure.guard import TOLERANCE, leave_band
 from fsdfm.measure.judges import Judge, Scores
 from fsdfm.measure.mauve import Features, compute_mauve
 from fsdfm.measure.metrics import distinct_n, duplicates, repetition, self_bleu, unigram_entropy_bits
-from fsdfm.measure.rows import Reader, TokenRows, score_pieces, shuffle_pieces
+from fsdfm.measure.rows import Piece, Reader, TokenRows, score_pieces, shuffle_pieces
 from fsdfm.measure.sampling import Drawn
 from fsdfm.measure.statistics import (
     Interval,
@@ -28,6 +28,7 @@ from fsdfm.measure.statistics import (
     token_perplexity,
 )
 from fsdfm.results import Measured
+from fsdfm.runtime import ALONE, Processes
 
 __all__ = ["METRICS", "Assessor", "Tell"]
 
@@ -37,10 +38,11 @@ METRICS = ("perplexity", "diversity", "trajectory", "copying", "mauve", "accurac
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
 
-_ROWS_AT_ONCE = 64  # rows judged together: fixed, since a judge's last digits may move with its batch
+_ROWS_AT_ONCE = 32  # rows judged together: fixed, since a judge's last digits may move with its batch
 _ORDERS = (1, 2, 4)  # of distinct-n
 _FEWEST = 3  # samples for a statistic that compares samples and leaves some out
 
+_R = TypeVar("_R")
 _Arrays = Sequence[npt.NDArray[np.integer]]
 
 
@@ -49,8 +51,9 @@ class Assessor:
     """Measures sets of samples of equal length.
 
     real       held-out rows, as many as there are samples or fewer; the guard's band and MAUVE's reference
-    training   the tokens of the training text, for copying
+    training   the tokens of the training text, for copying; only the first process needs it
     features   text to vectors, for MAUVE
+    processes  share what a network reads and what is left out in turn; all of them get every number
     """
 
     reader: Reader
@@ -61,6 +64,7 @@ class Assessor:
     features: Features | None = None
     seed: int = 0
     tell: Tell = field(default=lambda *_: None)
+    processes: Processes = ALONE
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Assessor:
         entropies = [unigram_entropy_bits(row) for row in tokens]
         found = {"entropy_bits": bootstrap_mean(entropies, seed=self.seed)}
         for n in _ORDERS:
-            found[f"distinct_{n}"] = _share(jackknife(partial(distinct_n, n=n), tokens))
+            found[f"distinct_{n}"] = self._jackknife(partial(distinct_n, n=n), tokens)
         return found
 
     def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
@@ -103,8 +107,8 @@ class Assessor:
         return tuple(told)
 
     def entropy_bits(self, rows: TokenRows) -> float:
-        """The mean unigram entropy of the samples."""
-        return float(np.mean([unigram_entropy_bits(row) for row in self._arrays(rows)]))
+        """The mean unigram entropy of the samples, to the last digit the same on every process: it decides."""
+        return self.processes.first(lambda: float(np.mean([unigram_entropy_bits(row) for row in self._arrays(rows)])))
 
     def ratio(self, drawn: Drawn, top: str, bottom: str) -> Measured:
         """The ratio of two columns' sums."""
@@ -115,25 +119,24 @@ class Assessor:
 
     def score(self, rows: TokenRows, name: str, *, border: int = 0) -> Scores:
         """The judge's word on rows, from `border` on, given what stands before it."""
-        assert self.judge is not None
-        parts = []
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[first : first + _ROWS_AT_ONCE]
-            self.tell(f"{name}: {self.judge.name} reads", first, len(rows))
-            pieces = self.reader.pieces(some, border=border, first=first)
-            parts.append(score_pieces(self.judge, pieces, len(some), first=first))
-        self.tell(f"{name}: {self.judge.name} reads", len(rows), len(rows))
-        return _join(parts)
+        return self._score(rows, name, lambda some, first: self.reader.pieces(some, border=border, first=first))
 
     def score_shuffled(self, rows: TokenRows, name: str) -> Scores:
         """The judge's word on rows whose documents have their words shuffled."""
-        assert self.judge is not None
-        parts = []
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[first : first + _ROWS_AT_ONCE]
-            self.tell(f"{name}: {self.judge.name} reads", first, len(rows))
-            pieces = shuffle_pieces(self.reader.pieces(some, first=first), seed=self.seed)
-            parts.append(score_pieces(self.judge, pieces, len(some), first=first))
+
+        def read(some: TokenRows, first: int) -> list[Piece]:
+            return shuffle_pieces(self.reader.pieces(some, first=first), seed=self.seed)
+
+        return self._score(rows, name, read)
+
+    def _score(self, rows: TokenRows, name: str, read: Callable[[TokenRows, int], list[Piece]]) -> Scores:
+        judge = self.judge
+        assert judge is not None
+        parts = self._by_parts(
+            rows,
+            f"{name}: {judge.name} reads",
+            lambda some, first: score_pieces(judge, read(some, first), len(some), first=first),
+        )
         return _join(parts)
 
     def perplexities(self, scores: Scores, prefix: str = "") -> dict[str, Measured]:
@@ -152,18 +155,31 @@ class Assessor:
         """The rows without what is given in front."""
         return list(rows[:, self.reader.lead :])
 
+    def _by_parts(self, rows: TokenRows, name: str, function: Callable[[TokenRows, int], _R]) -> list[_R]:
+        """A function of some rows and the index of their first, for all rows, by all processes."""
+        parts: list[_R] = []
+        self.tell(name, 0, len(rows))
+        for found in self.processes.rounds(
+            lambda first: function(rows[first : first + _ROWS_AT_ONCE], first), range(0, len(rows), _ROWS_AT_ONCE)
+        ):
+            parts += found
+            self.tell(name, min(len(parts) * _ROWS_AT_ONCE, len(rows)), len(rows))
+        return parts
+
+    def _jackknife(self, statistic: Callable[[_Arrays], float], tokens: _Arrays) -> Interval:
+        return _share(jackknife(statistic, tokens, processes=self.processes))
+
     def _diversity(self, rows: TokenRows) -> dict[str, Measured]:
         tokens = self._arrays(rows)
         repeated = bootstrap_mean([repetition(row) for row in tokens], seed=self.seed)
         found = {"repetition": _measured(repeated)}
         if len(tokens) >= _FEWEST:
-            found["self_bleu"] = _measured(_share(jackknife(lambda part: float(self_bleu(part).mean()), tokens)))
-            found["duplicates"] = _measured(_share(jackknife(duplicates, tokens)))
+            found["self_bleu"] = _measured(self._jackknife(lambda part: float(self_bleu(part).mean()), tokens))
+            found["duplicates"] = _measured(self._jackknife(duplicates, tokens))
         return found
 
     def _copying(self, rows: TokenRows) -> dict[str, Measured]:
-        assert self.training is not None
-        copies = find_copies(self._arrays(rows), self.training)
+        copies = self.processes.first(lambda: self._find_copies(rows))
         share = _safe_ratio(torch.from_numpy(copies.copied), torch.from_numpy(copies.num_ngrams), self.seed)
         longest = bootstrap_mean(torch.from_numpy(copies.longest), seed=self.seed)
         facts = {"max": int(copies.longest.max())}
@@ -172,23 +188,29 @@ class Assessor:
             "longest_copy": Measured(longest.value, longest.low, longest.high, facts),
         }
 
+    def _find_copies(self, rows: TokenRows) -> Copying:
+        assert self.training is not None
+        return find_copies(self._arrays(rows), self.training)
+
     def mauve(self, rows: TokenRows, name: str) -> dict[str, Measured]:
         """MAUVE against the real rows; its ends are the smallest and the largest over seeds of k-means."""
-        if self._reference is None or len(rows) < 2:
+        real = self._reference
+        if real is None or len(rows) < 2:
             return {}
-        self.tell(f"{name}: MAUVE", 0, 1)
-        result = compute_mauve(self._reference, self._embed(rows))
+        features = self._embed(rows, name)
+        result = self.processes.first(lambda: compute_mauve(real, features))
         facts = {"n": list(result.num_texts), "seeds": len(result.seeds), "buckets": result.num_buckets}
         return {"mauve": Measured(result.mean, result.low, result.high, facts)}
 
     @cached_property
     def _reference(self) -> npt.NDArray[np.float32] | None:
-        return None if self.real is None or len(self.real) < 2 else self._embed(self.real)
+        return None if self.real is None or len(self.real) < 2 else self._embed(self.real, "real text")
 
-    def _embed(self, rows: TokenRows) -> npt.NDArray[np.float32]:
-        assert self.features is not None
-        parts = [rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE)]
-        return np.concatenate([self.features([self.reader.text(row) for row in part.tolist()]) for part in parts])
+    def _embed(self, rows: TokenRows, name: str) -> npt.NDArray[np.float32]:
+        features, text = self.features, self.reader.text
+        assert features is not None
+        parts = self._by_parts(rows, f"{name}: MAUVE", lambda some, _: features([text(row) for row in some.tolist()]))
+        return np.concatenate(parts)
 
 
 def _join(parts: Sequence[Scores]) -> Scores:

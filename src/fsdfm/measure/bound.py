@@ -88,6 +88,7 @@ def likelihood_bound(
     t_end: float = _END,
     h: float = _SMALLEST_H,
     given: Tensor | None = None,
+    first: int = 0,
     batch_size: int = 16,
 ) -> Bound:
     """Estimate the bound on data x_1, int64 [N, L], with `draws` stratified times a row and one more at `t_end`.
@@ -96,12 +97,13 @@ def likelihood_bound(
             at t = 1
     h       the step size that a step-aware model is told
     given   positions that are never noised and not scored, bool [N, L], such as a first token
+    first   the index of the first row; a row's noise belongs to its index
     """
     _check(path, x_1, given, draws=draws, t_end=t_end)
     parts = []
     for start in range(0, len(x_1), batch_size):
         part = slice(start, start + batch_size)
-        noise = Noise(seed, range(start, start + len(x_1[part])), device=x_1.device)
+        noise = Noise(seed, range(first + start, first + start + len(x_1[part])), device=x_1.device)
         scorer = _Scorer(denoiser, path, h, x_1[part], None if given is None else given[part])
         total = torch.zeros(len(noise), dtype=torch.float64)
         for step, (u, weight) in enumerate(_times(path, noise, draws, t_end)):

@@ -32,7 +32,7 @@ from fsdfm.measure.sampling import Drawn, Sampler, Sampling
 from fsdfm.measure.statistics import Interval, bootstrap_mean
 from fsdfm.measure.supply import Stored, Supply, Written
 from fsdfm.results import Evaluation, Measured, Row
-from fsdfm.runtime import Runtime, RuntimeConfig
+from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
 
 __all__ = ["BUDGETS", "Data", "Job", "Options", "Target", "evaluate", "evaluate_samples", "possible_metrics"]
 
@@ -69,7 +69,7 @@ class Data:
     """What samples are measured against.
 
     real       held-out rows, int32 [M, L]: the first `num` are the real row, a second `num` MAUVE's check on itself
-    training   the tokens of the training text
+    training   the tokens of the training text; of several processes only the first needs it
     features   text to vectors, for MAUVE
     facts      what a result file says of them: held_out, held_out_sha256, training
     """
@@ -175,13 +175,16 @@ def evaluate(
     """Measure a model at every budget.
 
     about     what a result file says of the model and the machine: `model`, `commit`, ...
-    archive   where samples are kept, and taken from where they are there already
+    runtime   where to compute; all of its processes call this, with the same model, judge, real rows and options, share
+              the work, and get every number
+    archive   where samples are kept, and taken from where they are there already; only the first process has one
     earlier   what a result file holds: its rows are kept and not measured again
     keep      receives the evaluation after every row
     tell      hears of progress
     """
-    metrics = _checked_metrics(options.metrics, data, judge)
     runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
+    processes = runtime.processes
+    metrics = processes.first(lambda: _checked_metrics(options.metrics, data, judge))
     with unchanged(bundle.model):
         sampler = Sampler(bundle, options.sampling, runtime, options.seed, options.batch_size)
         real = None if data.real is None else data.real[: options.num]
@@ -194,10 +197,11 @@ def evaluate(
             "data": {**data.facts, "n_real": 0 if real is None else len(real)},
             **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
             "dtype": "bfloat16" if runtime.bfloat16 else "float32",
-            "device": str(runtime.device),
+            "device": runtime.device.type,
             "threads": torch.get_num_threads(),
+            "processes": processes.count,
         }
-        evaluator = _Evaluator(supply, data, judge, options, metrics, facts, keep, tell)
+        evaluator = _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell)
         return evaluator.run(options.jobs(), earlier)
 
 
@@ -208,6 +212,7 @@ def evaluate_samples(
     options: Options,
     *,
     about: Mapping[str, Any] | None = None,
+    processes: Processes = ALONE,
     earlier: Evaluation | None = None,
     keep: Keep = lambda _: None,
     tell: Tell = lambda *_: None,
@@ -218,14 +223,8 @@ def evaluate_samples(
     wanted = options.metrics
     if wanted is None:
         wanted = [metric for metric in possible_metrics(data, judge) if supply.holds(metric)]
-    metrics = _checked_metrics(wanted, data, judge)
-    jobs = [
-        Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
-        for row in archive.records("row")
-        if row["steps"] in options.steps and row["num"] >= options.num
-    ]
-    if not jobs:
-        raise ValueError(f"{archive.file} holds no complete row of these budgets and {options.num} samples")
+    metrics = processes.first(lambda: _checked_metrics(wanted, data, judge))
+    jobs = processes.first(lambda: _complete_jobs(archive, options))
     kept = ("model", "commit", "versions", "dtype", "device", "threads")
     facts = {
         **{name: archive.header[name] for name in kept if name in archive.header},
@@ -234,7 +233,18 @@ def evaluate_samples(
         "data": {**data.facts, "n_real": 0 if supply.real is None else len(supply.real[: options.num])},
         **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
     }
-    return _Evaluator(supply, data, judge, options, metrics, facts, keep, tell).run(jobs, earlier)
+    return _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell).run(jobs, earlier)
+
+
+def _complete_jobs(archive: Archive, options: Options) -> list[Job]:
+    jobs = [
+        Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
+        for row in archive.records("row")
+        if row["steps"] in options.steps and row["num"] >= options.num
+    ]
+    if not jobs:
+        raise ValueError(f"{archive.file} holds no complete row of these budgets and {options.num} samples")
+    return jobs
 
 
 def possible_metrics(data: Data, judge: Judge | None) -> tuple[str, ...]:
@@ -282,21 +292,23 @@ class _Evaluator:
         options: Options,
         metrics: frozenset[str],
         facts: Mapping[str, Any],
+        processes: Processes,
         keep: Keep,
         tell: Tell,
     ):
         self.supply, self.options, self.metrics, self.keep, self.tell = supply, options, metrics, keep, tell
+        self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
         self.assess = Assessor(
-            supply.reader, metrics, judge, self.real, data.training, data.features, options.seed, tell
+            supply.reader, metrics, judge, self.real, data.training, data.features, options.seed, tell, processes
         )
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
 
     def run(self, jobs: Sequence[Job], earlier: Evaluation | None) -> Evaluation:
         """Real text first, then every row that is not there yet."""
-        evaluation = self._begin() if earlier is None else self._resume(earlier)
+        evaluation = self._begin() if earlier is None else self.processes.first(lambda: self._resume(earlier))
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
@@ -430,7 +442,8 @@ class _Evaluator:
         temperature.
         """
         assert job.target is not None
-        target = real["entropy_bits"].value if job.target.entropy_bits is None else job.target.entropy_bits
+        bits = job.target.entropy_bits
+        target = self.processes.first(lambda: real["entropy_bits"].value if bits is None else bits)
         tolerance, offset, start = self.options.tolerance, 0.0, job.temperature
         pilot = min(self.options.pilot, self.options.num)
         asked: dict[float, float] = {}

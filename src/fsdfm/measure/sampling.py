@@ -201,7 +201,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws samples of a model, some at a time."""
+    """Draws samples of a model, some at a time; of several processes each draws its share, and all get all."""
 
     bundle: Bundle
     sampling: Sampling
@@ -212,13 +212,16 @@ class Sampler:
     def draw(
         self, task: Task, steps: int, samples: Sequence[int], *, temperature: float, noted: bool = True
     ) -> Iterator[Drawn]:
-        """The samples with these indices, a batch at a time; neither the batch nor its neighbours change a sample.
+        """The samples with these indices, a batch a process at a time; no sample depends on its batch or process.
 
         noted   whether the model's distributions are looked at on the way: `bits`, `logits`, `argmax_hits`
         """
-        for start in range(0, len(samples), self.batch_size):
-            part = samples[start : start + self.batch_size]
-            yield self._batch(task, steps, part, temperature=temperature, noted=noted)
+        processes = self.runtime.processes
+        at_once = self.batch_size * processes.count
+        for start in range(0, len(samples), at_once):
+            mine = processes.share(samples[start : start + at_once])
+            drawn = self._batch(task, steps, mine, temperature=temperature, noted=noted) if mine else None
+            yield Drawn.join([part for part in processes.gather(drawn) if part is not None])
 
     def _batch(self, task: Task, steps: int, samples: Sequence[int], *, temperature: float, noted: bool) -> Drawn:
         path, device = self.bundle.path, self.runtime.device

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fsdfm.measure.judges.scoring import Scores
 from fsdfm.noise import Noise, Purpose
+from fsdfm.runtime import ALONE, Processes
 
 __all__ = [
     "Interval",
@@ -130,18 +131,26 @@ def _share(before: float, after: float, target: float) -> float:
 
 
 def jackknife(
-    statistic: Callable[[Sequence[_Sample]], float], samples: Sequence[_Sample], *, groups: int = 20
+    statistic: Callable[[Sequence[_Sample]], float],
+    samples: Sequence[_Sample],
+    *,
+    groups: int = 20,
+    processes: Processes = ALONE,
 ) -> Interval:
     """A statistic of a set with its interval, from leaving out one of `groups` interleaved parts at a time.
 
     variance = (G-1)/G * sum_g (theta_g - mean theta)^2,  interval = theta -+ t_{G-1} * sqrt(variance)
+
+    Several `processes` share the groups.
     """
     value, num_groups = statistic(samples), min(groups, len(samples))
     if num_groups < 2:
         return Interval(value, math.nan, math.nan)
-    left_out = [
-        statistic([sample for i, sample in enumerate(samples) if i % num_groups != g]) for g in range(num_groups)
-    ]
+
+    def without(group: int) -> float:
+        return statistic([sample for i, sample in enumerate(samples) if i % num_groups != group])
+
+    left_out = processes.map(without, range(num_groups))
     mean = sum(left_out) / num_groups
     variance = (num_groups - 1) / num_groups * sum((theta - mean) ** 2 for theta in left_out)
     quantile = _T_QUANTILES[num_groups - 2] if num_groups - 2 < len(_T_QUANTILES) else 1.96

@@ -50,8 +50,9 @@ class Supply(Protocol):
 class Written:
     """Samples that a model writes; with an archive they are kept there, and those that are there are not written anew.
 
-    real   rows to be continued, repaired and bounded
-    tell   hears of progress
+    real      rows to be continued, repaired and bounded
+    archive   the first process alone has it
+    tell      hears of progress
     """
 
     sampler: Sampler
@@ -75,7 +76,11 @@ class Written:
         """What the archive has, then what is missing."""
         task, archive = self._task(kind), None if pilot else self.archive
         name = f"steps {steps}: {'pilot' if pilot else kind} at temperature {temperature:g}"
-        known = None if archive is None else archive.drawn(kind, steps, temperature=temperature, num=num)
+
+        def read() -> Drawn | None:
+            return None if archive is None else archive.drawn(kind, steps, temperature=temperature, num=num)
+
+        known = self.sampler.runtime.processes.first(read)
         parts = [] if known is None else [known]
         count = sum(map(len, parts))
         self.tell(name, count, num)
@@ -91,23 +96,27 @@ class Written:
         """Measured now."""
         if self.real is None:
             return None
+        parts: list[Bound] = []
+        starts = range(0, len(self.real), batch_size)
+        self.tell("likelihood bound", 0, len(self.real))
+        for found in self.sampler.runtime.processes.rounds(lambda first: self._bound_part(first, batch_size), starts):
+            parts += found
+            self.tell("likelihood bound", sum(len(part.rows) for part in parts), len(self.real))
+        bound = Bound(torch.cat([part.rows for part in parts]), parts[0].draws_per_row)
+        if self.archive is not None:
+            self.archive.add_record("bound", rows=bound.rows.tolist(), draws=bound.draws_per_row)
+        return bound
+
+    def _bound_part(self, first: int, num: int) -> Bound:
+        """Of real rows `first` .. `first` + `num` - 1."""
+        assert self.real is not None
         bundle, runtime = self.sampler.bundle, self.sampler.runtime
-        x_1 = torch.from_numpy(self.real.astype(np.int64)).to(runtime.device)
+        x_1 = torch.from_numpy(self.real[first : first + num].astype(np.int64)).to(runtime.device)
         given = torch.zeros_like(x_1, dtype=torch.bool)
         given[:, : self.reader.lead] = True
-        self.tell("likelihood bound", 0, len(x_1))
-        found = likelihood_bound(
-            Network(bundle.model, runtime),
-            bundle.path,
-            x_1,
-            seed=self.sampler.seed,
-            given=given,
-            batch_size=batch_size,
-        )
-        self.tell("likelihood bound", len(x_1), len(x_1))
-        if self.archive is not None:
-            self.archive.add_record("bound", rows=found.rows.tolist(), draws=found.draws_per_row)
-        return found
+        network = Network(bundle.model, runtime)
+        seed = self.sampler.seed
+        return likelihood_bound(network, bundle.path, x_1, seed=seed, given=given, first=first, batch_size=num)
 
     def mark(self, place: str, row: Row) -> None:
         """In the archive."""

@@ -1,25 +1,31 @@
 """The machine: device, precision, processes, compilation, dropout, signals. No other room knows of it."""
 
+from fsdfm.runtime.company import company, share_threads
 from fsdfm.runtime.machine import Precision, Runtime, RuntimeConfig, Strategy, require_strategy
-from fsdfm.runtime.processes import ALONE, Processes, is_sharded, local, placed
-from fsdfm.runtime.session import commit, lock, stop_on_signal, versions
+from fsdfm.runtime.processes import ALONE, EchoError, Processes, is_sharded, local, placed, process_count
+from fsdfm.runtime.session import commit, interrupt_on_sigterm, lock, stop_on_signal, versions
 from fsdfm.runtime.shards import load_shards, save_shards
 
 __all__ = [
     "ALONE",
+    "EchoError",
     "Precision",
     "Processes",
     "Runtime",
     "RuntimeConfig",
     "Strategy",
     "commit",
+    "company",
+    "interrupt_on_sigterm",
     "is_sharded",
     "load_shards",
     "local",
     "lock",
     "placed",
+    "process_count",
     "require_strategy",
     "save_shards",
+    "share_threads",
     "stop_on_signal",
     "versions",
 ]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -17,17 +18,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-__all__ = ["ALONE", "Processes", "is_sharded", "local", "placed", "process_count"]
+__all__ = ["ALONE", "EchoError", "Processes", "is_sharded", "local", "placed", "process_count"]
 
+_CPU = torch.device("cpu")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _PATIENCE = timedelta(days=1)  # the first process may pack a corpus while the others wait
+_AGAIN = "the same command goes on from there, and torchrun --max-restarts=3 gives it by itself"
 _BROKEN = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "gloo", "NCCL", "Socket")
 
 
 def process_count() -> int:
     """How many processes `torchrun` started; 1 where it did not."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class EchoError(ValueError):
+    """The first process failed and says why: the others, which end with it, need not repeat it."""
 
 
 class Processes:
@@ -42,7 +49,7 @@ class Processes:
         self.rank, self.count, self.group = rank, count, group
 
     @classmethod
-    def join(cls, device: torch.device) -> Processes:
+    def join(cls, device: torch.device = _CPU) -> Processes:
         """Meet the others that `torchrun` started; without it, be a group of one."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store: Any = vars(dist)["HashStore"]()
@@ -60,6 +67,12 @@ class Processes:
             dist.barrier(group=self.group)  # whoever holds the meeting point leaves no earlier than the others
             dist.destroy_process_group()
         self.group = None
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self.leave(in_order=kind is None)
 
     @property
     def is_first(self) -> bool:
@@ -85,6 +98,11 @@ class Processes:
         """`[function(item) for item in items]` on every process, each of which computes its share."""
         parts = self.gather([function(item) for item in self.share(items)])
         return [result for part in parts for result in part]
+
+    def rounds(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[list[_R]]:
+        """The results of `map`, one a process at a time, so that progress can be told of in between."""
+        for start in range(0, len(items), self.count):
+            yield self.map(function, items[start : start + self.count])
 
     # --- agreeing -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +132,7 @@ class Processes:
             return result
         result, problem = self._hear()
         if problem is not None:
-            raise ValueError(problem)
+            raise EchoError(problem)
         return result
 
     @contextmanager
@@ -141,8 +159,8 @@ class Processes:
         return heard[0]
 
     @contextmanager
-    def watch(self, saved: str) -> Iterator[None]:
-        """Say in one sentence that another process is gone, and what was `saved`."""
+    def watch(self, saved: str, again: str = _AGAIN) -> Iterator[None]:
+        """Say in one sentence that another process is gone, what was `saved`, and how to go on."""
         try:
             yield
         except RuntimeError as error:
@@ -151,8 +169,7 @@ class Processes:
                 raise
             raise ValueError(
                 f"process {self.rank} of {self.count} lost another one, which was killed or failed "
-                f"(look above for its message; {_reason(error)}); {saved}: the same command goes on "
-                "from there, and torchrun --max-restarts=3 gives it by itself"
+                f"(look above for its message; {_reason(error)}); {saved}: {again}"
             ) from error
 
     # --- tensors ------------------------------------------------------------------------------------------------------

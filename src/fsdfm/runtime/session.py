@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["commit", "lock", "stop_on_signal", "versions"]
+__all__ = ["commit", "interrupt_on_sigterm", "lock", "stop_on_signal", "versions"]
 
 
 @contextmanager
@@ -40,6 +40,19 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM is what Ctrl-C is: a KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 @contextmanager
