@@ -47,7 +47,7 @@ def write_demo(
     folder = writable_folder(out)
     if models is None:
         find_model(None)  # an error where there is none
-        # These tensors are too small to share: a second thread gains little and on busy cores costs ten times as much.
+        # Products this small are not worth sharing: on busy cores two threads make a call ten times slower.
         models = {name: load(name, threads=1) for name in embedded_models()}
     known = read_stored(stored or stored_demo(), {name: lm.bundle.loaded for name, lm in models.items()})
     programme = Programme.of(list(models), long)
