@@ -12,7 +12,7 @@ from fsdfm.checkpoint import load_model, save_model
 from fsdfm.cli import app
 from fsdfm.demo import write_card, write_demo
 from fsdfm.demo.page import NO_CHILD, NO_RESULTS, OTHER_WEIGHTS
-from fsdfm.demo.stored import evaluate_command, merge, read_stored
+from fsdfm.demo.stored import evaluate_commands, merge, read_stored
 from fsdfm.demo.stories import Order, Programme, make_stories
 from fsdfm.embedded import name_of
 from fsdfm.model.weights import weights_sha256
@@ -25,16 +25,17 @@ LENGTH = 400  # bytes: the longest text of the programme has 330
 LONG = 12
 
 
-def row(steps, perplexity, num=256):
+def row(steps, perplexity, num=256, flags=()):
     metrics = {
         "token_perplexity": Measured(perplexity, 0.9 * perplexity, 1.1 * perplexity),
         "entropy_bits": Measured(6.5, 6.4, 6.6),
     }
-    return Row(steps=steps, metrics=metrics, num_samples=num, seconds_per_sample=0.1 * steps)
+    return Row(steps=steps, metrics=metrics, num_samples=num, seconds_per_sample=0.1 * steps, flags=flags)
 
 
-def result(name, sha256, *rows):
+def result(name, sha256, *rows, temperature=1.0):
     return Evaluation(
+        sampler={"temperature": temperature, "jump": "exact"},
         model={"name": name, "folder": name, "checkpoint_sha256": sha256},
         judge={"name": "smollm2"},
         data={"held_out": "valid.txt"},
@@ -54,7 +55,10 @@ def assets(tmp_path_factory):
     results = folder / "demo" / "results"
     save_evaluation(result("parent", sha256, row(8, 246.5)), results / "parent.json")
     save_evaluation(result("parent", sha256, row(LONG, 31.25, num=64)), results / "parent-long.json")
-    save_evaluation(result("fewstep", "of a younger model", row(8, 33.0), row(1, 90.0)), results / "fewstep.json")
+    save_evaluation(
+        result("fewstep", "of a younger model", row(8, 33.0), row(1, 90.0, flags=("noise",)), temperature=0.75),
+        results / "fewstep.json",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedded, "ASSETS", folder)
         (folder / "demo" / "stories").mkdir()
@@ -106,7 +110,7 @@ def test_the_page_shows_everything(shipped):
         "6.50 [6.40, 6.60]",
     ):
         assert number in words
-    programme = Programme.of(["fewstep", "parent"], LONG)
+    programme = Programme.of({"fewstep": (("temperature", 0.75),), "parent": ()}, LONG)
     assert [(order.model, order.steps) for order in programme.beside] == [
         ("fewstep", 8),
         ("parent", 8),
@@ -116,6 +120,8 @@ def test_the_page_shows_everything(shipped):
         assert order.shell in words
     assert "fsdfm generate --model parent --steps 3 --seed 7 --num 2" in words  # a stored story
     assert "Made with other weights" not in words
+    assert "perplexity 90.0 [81.0, 99.0] ⚑" in words  # a flag goes with its number
+    assert "Texts made like this one were not measured." in words  # 4 and 2 calls
     assert "data:image/svg+xml;base64," in page
     assert OTHER_WEIGHTS.format("fewstep") in words
     assert OTHER_WEIGHTS.format("parent") not in words
@@ -133,12 +139,16 @@ def test_what_is_missing_is_said(shipped, assets):
     assert NO_RESULTS in words
     assert first.steps == 8
     assert sorted(file.name for file in index.parent.iterdir()) == ["index.html", "timeline.png"]
-    assert [order.steps for order in Programme.of(["parent"], 9).beside] == [8, 9]
+    assert [order.steps for order in Programme.of({"parent": ()}, 9).beside] == [8, 9]
 
 
 @pytest.mark.parametrize("command", ["generate", "infill", "repair"])
 def test_a_command_makes_the_same_text_again(shipped, command):
-    order = next(order for order in Programme.of(["fewstep"], 9).orders if order.command == command)
+    order = next(
+        order
+        for order in Programme.of({"fewstep": (("temperature", 0.5),), "parent": ()}, 9).orders
+        if order.command == command
+    )
     calls = []
     story = make_stories([order], {"fewstep": load("fewstep")}, calls.append)[order]
     assert len(calls) == story.calls == order.steps
@@ -150,7 +160,7 @@ def test_a_command_makes_the_same_text_again(shipped, command):
 def test_half_of_the_mended_texts_is_given_to_the_real_model():
     """A few-step model is trained for dyadic steps: 8 of them from t = 1/2 are; no sentence on odd step sizes."""
     lm = load("parent", device="cpu")
-    gaps, whole = (order.text for order in Programme.of(["parent"], 8).mended)
+    gaps, whole = (order.text for order in Programme.of({"parent": ()}, 8).mended)
     request = lm.typist.gaps(gaps)
     assert sum(request.given[1:]) / len(request.tokens[1:]) == pytest.approx(0.5, abs=0.03)
     assert lm.bundle.tokenizer.decode(lm.bundle.tokenizer.encode(whole)) == whole
@@ -168,7 +178,7 @@ def test_files_of_one_model_become_one():
     )
     assert list(merged) == ["parent", "z"]
     assert [r.steps for r in merged["parent"].plain] == [8, 64]
-    assert evaluate_command(merged["parent"]) == [
+    assert evaluate_commands(merged["parent"]) == [
         "fsdfm evaluate parent --judge smollm2 --held-out valid.txt --steps 8 --num 256 --seed 0",
         "fsdfm evaluate parent --judge smollm2 --held-out valid.txt --steps 64 --num 9 --seed 0",
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdfm.checkpoint import load_model
-from fsdfm.demo.stored import evaluate_command, merge
+from fsdfm.demo.stored import evaluate_commands, merge
 from fsdfm.embedded import find_model
 from fsdfm.model.weights import weights_sha256
 from fsdfm.results import Evaluation, load_evaluation
@@ -45,6 +45,6 @@ def measured_markdown(evaluation: Evaluation) -> str:
     """The main table of an evaluation, how it was measured, and the commands that measure it again."""
     comparison = Comparison((evaluation.name,), (evaluation,))
     table = model_tables("Measured", evaluation, comparison.real_of(evaluation.name))[0].to_markdown()
-    commands = "\n".join(evaluate_command(evaluation))
+    commands = "\n".join(evaluate_commands(evaluation))
     words = f"{judge_in_words(evaluation.judge)} Brackets are 95 % intervals. {facts_in_words(evaluation)}"
     return f"{table.replace('### ', '## ', 1)}\n{words}\n\n```sh\n{commands}\n```\n"

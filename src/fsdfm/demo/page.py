@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fsdfm.demo.stored import CALLED, Stored, evaluate_command
+from fsdfm.demo.stored import CALLED, Stored, evaluate_commands
 from fsdfm.demo.stories import Order, Programme, Story
 from fsdfm.results import Measured
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
-from fsdfm.show.quality.tables import Table, matched_table, metric_table, model_tables
+from fsdfm.show.quality.tables import FLAG, Table, matched_table, metric_table, model_tables
 from fsdfm.show.timeline import TIMELINE_STYLE, timeline_html_fragment
 from fsdfm.show.timeline.colours import DARK, LIGHT
 from fsdfm.show.timeline.glyphs import visible
@@ -122,17 +122,23 @@ def _card(page: Page, story: Story) -> str:
 
 def _quality(page: Page, story: Story) -> str:
     """What was measured of texts that are made like this one: from nothing, by this model in so many calls."""
-    row = page.stored.row(story.model, story.calls)
-    if row is None or any(story.timeline.given):
+    if any(story.timeline.given) or not page.stored.evaluations:
         return ""
-    return f"<br>Texts made like this one:{_numbers(row.metrics)}"
+    row = page.stored.row(story.model, story.calls)
+    if row is None:
+        return "<br>Texts made like this one were not measured."
+    numbers = (("perplexity", _perplexity(row.metrics, row.flags), ""), ("entropy", _entropy(row.metrics), " bits"))
+    return "<br>Texts made like this one:" + "".join(f"<br>{name} {value}{unit}" for name, value, unit in numbers)
 
 
-def _numbers(metrics: Mapping[str, Measured]) -> str:
-    shown = ((PERPLEXITY, "perplexity", ""), (ENTROPY, "entropy", " bits"))
-    return "".join(
-        f"<br>{name} <b>{_interval(m.write(metrics[m.name]))}</b>{unit}" for m, name, unit in shown if m.name in metrics
-    )
+def _perplexity(metrics: Mapping[str, Measured], flags: Sequence[str] = ()) -> str:
+    """The perplexity with its interval, and with its flag where it must not be read alone."""
+    flag = f" <span title='{escape('; '.join(flags))}'>{FLAG}</span>" if flags else ""
+    return f"<b>{_interval(PERPLEXITY.write(metrics.get(PERPLEXITY.name)))}</b>{flag}"
+
+
+def _entropy(metrics: Mapping[str, Measured]) -> str:
+    return f"<b>{_interval(ENTROPY.write(metrics.get(ENTROPY.name)))}</b>"
 
 
 def _interval(text: str) -> str:
@@ -163,21 +169,21 @@ def _seconds(seconds: float) -> str:
 
 def _tiles(page: Page, comparison: Comparison) -> str:
     """The headline: every kind of story that stands side by side, and real text, with its numbers."""
-    tiles = []
-    for order in page.programme.beside:
-        row = page.stored.row(order.model, order.steps)
-        if row is not None:
-            tiles.append(_tile(_called(order.model), _calls(row.num_calls), row.metrics))
-    tiles += [_tile("Real text", "held out", real.metrics) for real in comparison.reals[:1]]
-    return f"<div class='tiles'>{''.join(tiles)}</div>"
+    rows = [(order.model, page.stored.row(order.model, order.steps)) for order in page.programme.beside]
+    judge = str(comparison.evaluations[0].judge.get("name", "no judge"))
+    tiles = [
+        _tile(f"{_called(model)} <span class='calls'>{_calls(row.num_calls)}</span>", judge, row.metrics, row.flags)
+        for model, row in rows
+        if row is not None
+    ]
+    real = comparison.reals[0].metrics
+    return f"<div class='tiles'>{''.join(tiles)}{_tile('Real text', judge, real)}</div>"
 
 
-def _tile(name: str, calls: str, metrics: Mapping[str, Measured]) -> str:
-    perplexity, entropy = (_interval(m.write(metrics.get(m.name))) for m in (PERPLEXITY, ENTROPY))
+def _tile(name: str, judge: str, metrics: Mapping[str, Measured], flags: Sequence[str] = ()) -> str:
     return (
-        f"<div><h3>{name} <span class='calls'>{calls}</span></h3>"
-        f"<p class='big'><b>{perplexity}</b></p><p>perplexity</p>"
-        f"<p class='second'><b>{entropy}</b> bits of entropy</p></div>"
+        f"<div><h3>{name}</h3><p class='big'>{_perplexity(metrics, flags)}</p><p>perplexity under {escape(judge)}</p>"
+        f"<p class='second'>{_entropy(metrics)} bits of entropy</p></div>"
     )
 
 
@@ -194,7 +200,7 @@ def _measured(page: Page, comparison: Comparison) -> str:
             f'src="data:image/svg+xml;base64,{source}"></div>'
         )
     how = "".join(
-        f"<h4>{_called(label)}</h4><p>{escape(facts_in_words(e))}</p>" + "".join(map(_code, evaluate_command(e)))
+        f"<h4>{_called(label)}</h4><p>{escape(facts_in_words(e))}</p>" + "".join(map(_code, evaluate_commands(e)))
         for label, e in comparison.pairs
     )
     words = (

@@ -7,21 +7,19 @@ stories/*.json   texts that take too long to be made while somebody waits
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from fsdfm.demo.stories import Story
+from fsdfm.demo.stories import Sampling, Story, command_line
 from fsdfm.embedded import NAMES
 from fsdfm.results import Evaluation, Row, load_evaluation
 from fsdfm.show.quality import Comparison
 from fsdfm.show.timeline import Timeline
 
-__all__ = ["CALLED", "Stored", "evaluate_command", "merge", "read_stored"]
+__all__ = ["CALLED", "Stored", "evaluate_commands", "merge", "read_stored", "sampling_of"]
 
 CALLED = {"fewstep": "Few-step model", "parent": "Parent"}
 
@@ -38,6 +36,10 @@ class Stored:
         """All evaluations side by side; None: there are none."""
         labels = tuple(CALLED.get(name, name) for name in self.evaluations)
         return Comparison(labels, tuple(self.evaluations.values())) if self.evaluations else None
+
+    def sampling(self, model: str) -> Sampling:
+        """How a model is sampled: as it was measured."""
+        return sampling_of(self.evaluations[model]) if model in self.evaluations else ()
 
     def row(self, model: str, calls: int) -> Row | None:
         """What was measured of a model at this number of calls."""
@@ -69,21 +71,29 @@ def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
     return {name: reduce(join, group) for name, group in grouped}
 
 
-def evaluate_command(evaluation: Evaluation) -> list[str]:
+def evaluate_commands(evaluation: Evaluation) -> list[str]:
     """The commands that measure the same again: one for every number of samples."""
-    commands = []
-    for num in dict.fromkeys(row.num_samples for row in evaluation.plain):
-        steps = ",".join(str(row.steps) for row in evaluation.plain if row.num_samples == num)
-        options: dict[str, Any] = {
-            "--judge": evaluation.judge.get("name"),
-            "--held-out": evaluation.data.get("held_out"),
-            "--steps": steps,
-            "--num": num,
-            "--seed": evaluation.facts.get("seed"),
-        }
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        commands.append(shlex.join(["fsdfm", "evaluate", str(evaluation.model.get("folder", evaluation.name)), *words]))
-    return commands
+    rows, model = evaluation.plain, str(evaluation.model.get("folder", evaluation.name))
+    return [
+        command_line(
+            "evaluate",
+            model,
+            judge=evaluation.judge.get("name"),
+            held_out=evaluation.data.get("held_out"),
+            steps=",".join(str(row.steps) for row in rows if row.num_samples == num),
+            num=num,
+            seed=evaluation.facts.get("seed"),
+            **dict(sampling_of(evaluation)),
+        )
+        for num in dict.fromkeys(row.num_samples for row in rows)
+    ]
+
+
+def sampling_of(evaluation: Evaluation) -> Sampling:
+    """What the sampler was told beyond what it takes unless told."""
+    usual = {"temperature": 1.0, "top_k": None, "top_p": None, "jump": "exact", "grid": "uniform"}
+    told = {name: evaluation.sampler.get(name, value) for name, value in usual.items()}
+    return tuple((name, value) for name, value in told.items() if value != usual[name])
 
 
 def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
@@ -94,14 +104,13 @@ def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
         texts, steps = record["generations"], record["settings"]["steps"]
         seed, num = record["settings"]["seed"], len(texts)
         other = () if loaded.get(model) == record["model"] else ("Made with other weights than those of this build.",)
-        words = ["fsdfm", "generate", "--model", model, "--steps", str(steps), "--seed", str(seed), "--num", str(num)]
         return [
             Story(
                 model=model,
                 calls=text["calls"],
                 seconds=text["seconds"] / num,
                 seed=seed,
-                shell=shlex.join(words),
+                shell=command_line("generate", model=model, steps=steps, seed=seed, num=num),
                 timeline=Timeline(text["pieces"], text["last_changed"], text["steps"], given=text["given"]),
                 notes=(f"Text {text['copy'] + 1} of {num}.", *other),
             )

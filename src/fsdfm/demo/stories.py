@@ -6,12 +6,13 @@ import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from fsdfm.show.timeline import Timeline
 from fsdfm.text import LanguageModel
 
-__all__ = ["FEW", "Order", "Programme", "Story", "make_stories"]
+__all__ = ["FEW", "Order", "Programme", "Sampling", "Story", "command_line", "make_stories"]
 
 FEW = 8  # network calls of a few-step story
 _PROMPTS = (
@@ -29,6 +30,14 @@ _WHOLE = (
     "him. Tim was happy and said thank you to the duck. They became good friends and played together."
 )
 
+Sampling = tuple[tuple[str, Any], ...]
+
+
+def command_line(command: str, *arguments: str, **options: Any) -> str:
+    """A line for the shell: `fsdfm COMMAND ARGUMENTS --options`, without those that are None."""
+    given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+    return shlex.join(["fsdfm", command, *arguments, *(str(word) for pair in given.items() for word in pair)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
@@ -36,6 +45,7 @@ class Order:
 
     text      what is continued, has gaps or is to be repaired; None: nothing is given
     corrupt   the share of its tokens that is replaced by noise before a repair
+    sampling  what else the sampler is told, (("temperature", 0.9),): as the model's quality was measured
     """
 
     model: str
@@ -44,13 +54,14 @@ class Order:
     command: Literal["generate", "infill", "repair"] = "generate"
     text: str | None = None
     corrupt: float | None = None
+    sampling: Sampling = ()
 
     @property
     def shell(self) -> str:
         """The command that makes the same text again."""
-        options = {"--corrupt": self.corrupt, "--model": self.model, "--steps": self.steps, "--seed": self.seed}
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return shlex.join(["fsdfm", self.command, *([] if self.text is None else [self.text]), *words])
+        options = {"corrupt": self.corrupt, "model": self.model, "steps": self.steps, "seed": self.seed}
+        given = [] if self.text is None else [self.text]
+        return command_line(self.command, *given, **options, **dict(self.sampling))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +93,21 @@ class Programme:
     fewer: tuple[Order, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str], long: int) -> Programme:
-        """The programme of the models of these names, the best first: `long` calls for the parent's long story."""
-        best = names[0]
-        beside = [Order(model=best), Order(model="parent"), Order(model="parent", steps=long)]
+    def of(cls, models: Mapping[str, Sampling], long: int) -> Programme:
+        """The programme of models, name -> sampling, the best first: `long` calls for the parent's long story."""
+        best = partial(Order, model=next(iter(models)), sampling=next(iter(models.values())))
+        parent = partial(Order, model="parent", sampling=models["parent"])
         return cls(
-            beside=tuple(dict.fromkeys(beside)),
+            beside=tuple(dict.fromkeys([best(), parent(), parent(steps=long)])),
             more=(
-                *(Order(model=best, text=prompt) for prompt in _PROMPTS),
-                *(Order(model=best, seed=seed) for seed in (1, 2)),
+                *(best(text=prompt) for prompt in _PROMPTS),
+                *(best(seed=seed) for seed in (1, 2)),
             ),
             mended=(
-                Order(model=best, command="infill", text=_GAPS),
-                Order(model=best, command="repair", text=_WHOLE, corrupt=0.5),
+                best(command="infill", text=_GAPS),
+                best(command="repair", text=_WHOLE, corrupt=0.5),
             ),
-            fewer=tuple(Order(model=best, steps=steps) for steps in (4, 2, 1)),
+            fewer=tuple(best(steps=steps) for steps in (4, 2, 1)),
         )
 
     @property
@@ -126,7 +137,7 @@ def _make(order: Order, lm: LanguageModel, tick: Callable[[str], None]) -> Story
     doing = f"{order.model}: {order.command} in {order.steps:,} calls"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        stream = lm.stream(request, steps=order.steps, seed=order.seed)
+        stream = lm.stream(request, steps=order.steps, seed=order.seed, **dict(order.sampling))
         for state in stream:
             if state.step:
                 tick(doing)
