@@ -2,8 +2,8 @@ import pytest
 import torch
 from networks import MixerNet
 
-from fsdfm.flow import Grid, Path, UniformSource
-from fsdfm.learn.couple import Coupler, couple
+from fsdfm.flow import Filter, Grid, Path, UniformSource
+from fsdfm.learn.couple import DRAWS, Coupler, couple
 
 
 class Memory:
@@ -40,6 +40,19 @@ def test_the_first_token_is_given():
     fill(sink, 8, first_token=5)
     assert bool((sink.x_0[:, 0] == 5).all())
     assert bool((sink.x_1[:, 0] == 5).all())
+
+
+def test_tied_draws_keep_their_promises():
+    free, whole, parts = Memory(), Memory(), Memory()
+    fill(free, 10)
+    fill(whole, 10, batch_size=10, draws=DRAWS["tied"])
+    fill(parts, 10, batch_size=3, draws=DRAWS["tied"])
+    assert torch.equal(whole.x_1, parts.x_1)
+    assert torch.equal(whole.x_0, free.x_0)
+    assert not torch.equal(whole.x_1, free.x_1)
+    cold = Memory()
+    fill(cold, 10, draws=DRAWS["tied"], filter=Filter(temperature=0.3))
+    assert not torch.equal(cold.x_1, whole.x_1)
 
 
 def test_nothing_to_do_is_an_error():

@@ -112,13 +112,32 @@ def couple(
     steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
     jump: Annotated[str, typer.Option(help="exact, single, instant or stratified.")] = "exact",
+    draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
+    temperature: Annotated[float, typer.Option(help="Of the parent's posteriors.")] = 1.0,
     seed: SeedOption = 0,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
-    from fsdfm.run import make_pairs
+    from typing import cast
 
+    from fsdfm.run import make_pairs
+    from fsdfm.runtime import Precision, RuntimeConfig
+
+    config = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
     count = make_pairs(
-        parent, out, num_pairs=num, steps=steps, length=length, jump=jump, seed=seed, batch_size=batch_size
+        parent,
+        out,
+        num_pairs=num,
+        steps=steps,
+        length=length,
+        jump=jump,
+        draws=draws,
+        temperature=temperature,
+        seed=seed,
+        batch_size=batch_size,
+        config=config,
     )
     console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 """The mathematics of discrete flow matching: tensors in, tensors out; no network, no file, no flag.
 
-Reading order: schedule, source, path, loss, grid, categorical, jump, sampler, exact.
+Reading order: schedule, source, path, loss, grid, categorical, jump, sampler, tie, exact.
 """
 
 from fsdfm.flow.categorical import Draw, Filter, draw
@@ -19,9 +19,10 @@ from fsdfm.flow.jump import (
 )
 from fsdfm.flow.loss import generalised_kl, path_loss
 from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
-from fsdfm.flow.sampler import Denoiser, DenseLogits, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
+from fsdfm.flow.sampler import Denoiser, DenseLogits, LogitsHook, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
+from fsdfm.flow.tie import tied_draws, tied_law
 
 __all__ = [
     "JUMPS",
@@ -40,6 +41,7 @@ __all__ = [
     "InstantJump",
     "Jump",
     "LiteralJump",
+    "LogitsHook",
     "MaskSource",
     "MixtureSource",
     "Path",
@@ -60,6 +62,8 @@ __all__ = [
     "path_loss",
     "sample",
     "sampler_law",
+    "tied_draws",
+    "tied_law",
     "total_variation",
     "trajectory",
     "transition_log_prob",

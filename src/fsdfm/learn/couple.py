@@ -2,7 +2,8 @@
 
 The pairs (x_0, x_1) are draws of a coupling pi(x_0, x_1) of the same two ends. A child trained on them with the path
 loss predicts what the parent makes of *this* noise, which is more certain than what data there may be: its steps can be
-larger.
+larger. How certain depends on where the parent's own randomness comes from: draws tied to x_0 (`fsdfm.flow.tie`) leave
+much less to guess than free ones.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, ExactJump, Filter, Grid, Jump, Path, SplitDenoiser, sample
+from fsdfm.flow import Denoiser, ExactJump, Filter, Grid, Jump, LogitsHook, Path, SplitDenoiser, sample, tied_draws
 from fsdfm.noise import Noise
 
-__all__ = ["Coupler", "PairSink", "couple"]
+__all__ = ["DRAWS", "Coupler", "Draws", "PairSink", "couple"]
+
+
+class Draws(Protocol):
+    """How the sampler's draws depend on the noise it started from."""
+
+    def __call__(self, path: Path, x_0: Tensor, *, filter: Filter | None = None) -> LogitsHook:
+        """A hook for one batch."""
+        ...
+
+
+DRAWS: dict[str, Draws | None] = {"free": None, "tied": tied_draws}
 
 
 class PairSink(Protocol):
@@ -44,6 +56,7 @@ class Coupler:
     seed: int = 0
     first_token: int | None = None
     filter: Filter | None = None
+    draws: Draws | None = None  # None: free, they have randomness of their own
 
     def pairs(
         self, denoiser: Denoiser | SplitDenoiser, samples: Sequence[int], *, device: torch.device | str = "cpu"
@@ -56,7 +69,15 @@ class Coupler:
             x_0[:, 0] = self.first_token
             frozen[:, 0] = True
         x_1 = sample(
-            denoiser, self.path, x_0, grid=self.grid, jump=self.jump, noise=noise, frozen=frozen, filter=self.filter
+            denoiser,
+            self.path,
+            x_0,
+            grid=self.grid,
+            jump=self.jump,
+            noise=noise,
+            frozen=frozen,
+            filter=self.filter if self.draws is None else None,
+            hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter),
         )
         return x_0, x_1
 

@@ -1,0 +1,78 @@
+"""Draws tied to the noise: what a position becomes is read off the token it starts from.
+
+A sampler adds randomness of its own in every step, and nobody can predict it: a child that shall do in one step what
+its parent did in 64 must guess. But under the uniform source x_0 is full of randomness that nobody uses. Let position i
+not have changed yet, so that it shows k = x_0^i, uniform on the V tokens. With kappa = kappa_t Bayes' rule splits its
+posterior into "what is shown is data" and what the *other* positions say:
+
+    p(y | x_t) = a_k delta(y, k) + (1 - a_k) p(y | x_t^{-i}),      a_k = kappa p(k | .) / [(1-kappa)/V + kappa p(k | .)]
+
+The first part is kept. For the second, k is used in place of a fresh random number: among the positions that do not
+keep their token, k has the law (1 - a_k)/Z with Z = sum_k (1 - a_k), so that its place in that law,
+
+    [G(k-1), G(k))     with G(k) = sum_{j <= k} (1 - a_j)/Z,
+
+is an interval of [0, 1) which a uniform number falls into with just that probability, and y is what the inverse of
+F(y) = sum_{z <= y} p(z | x_t^{-i}) makes of it. Hence the tied law, given k:
+
+    r_k(y) = a_k delta(y, k) + Z |[F(y-1), F(y)) n [G(k-1), G(k))|
+
+Its mean over k is the mean of p(. | x_t) over k, exactly: on average over the noise nothing has changed (a test says
+so), while x_1 has become a much more certain function of x_0. What is not exact: what other positions have become may
+already depend on k, which then is not quite uniform; the error is small where a random token rarely fits by chance.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow.categorical import Filter
+from fsdfm.flow.path import Path
+from fsdfm.flow.sampler import LogitsHook, Rows
+from fsdfm.flow.source import UniformSource
+
+__all__ = ["tied_draws", "tied_law"]
+
+
+def tied_law(probs: Tensor, shown: Tensor, kappa: Tensor) -> Tensor:
+    """r_k of the module's docstring: posteriors [..., V], tokens k [...] and kappa_t [...] -> float64 [..., V]."""
+    probs, k, kappa = probs.to(torch.float64), shown[..., None], kappa.to(probs.device, torch.float64)[..., None]
+    noise = (1 - kappa) / probs.shape[-1]
+    others = probs / noise
+    others.scatter_(-1, k, probs.gather(-1, k) / (noise + kappa))
+    others /= others.sum(-1, keepdim=True)
+    keep = kappa * others / (noise + kappa * others)
+    leave = (1 - keep).cumsum(-1)
+    total = leave[..., -1:].clone()
+    end = leave.gather(-1, k)
+    begin = end - (1 - keep).gather(-1, k)
+    place = others.cumsum(-1)
+    place *= total / place[..., -1:]
+    law = torch.minimum(place, end)
+    law -= torch.maximum(place - others * total, begin)
+    law.clamp_(min=0)
+    return law.scatter_add_(-1, k, keep.gather(-1, k))
+
+
+def tied_draws(path: Path, x_0: Tensor, *, filter: Filter | None = None) -> LogitsHook:
+    """A hook that ties the draw of every position that still shows its noise to that noise; x_0 int64 [B, L].
+
+        x_1 = sample(denoiser, path, x_0, grid=grid, noise=noise, hook=tied_draws(path, x_0))
+
+    filter   temperature, top-k and top-p, which belong before the tie: give them here and not to the sampler
+    """
+    if not isinstance(path.source, UniformSource):
+        raise ValueError(f"the source is {path.source}; draws can be tied to the noise of the uniform source only")
+
+    def hook(logits: Tensor, rows: Rows) -> Tensor:
+        logits = logits.to(torch.float32)
+        if filter is not None:
+            logits = filter(logits)
+        noise = x_0[rows.sample, rows.position]
+        fresh = (rows.x_t[rows.sample, rows.position] == noise).nonzero()[:, 0]
+        kappa = path.schedule.kappa(rows.t).to(logits.device)[rows.sample[fresh]]
+        law = tied_law(torch.softmax(logits[fresh], -1), noise[fresh], kappa)
+        return logits.index_copy(0, fresh, torch.log(law).to(logits.dtype))
+
+    return hook
