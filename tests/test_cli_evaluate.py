@@ -116,6 +116,19 @@ def test_samples_are_kept_for_another_judge(files, tmp_path):
     assert "holds other samples: its seed is 0, now it is 1" in str(refused.exception)
 
 
+def test_a_precision_is_told_beside_the_weights_it_rounds(files, tmp_path):
+    found = {}
+    for precision in ("float32", "int8", "bfloat16"):
+        out = tmp_path / f"{precision}.json"
+        words = ["--steps", "1", "--metrics", "perplexity", "--json", str(out), "--precision", precision]
+        assert run(*arguments(files, *words)).exit_code == 0
+        found[precision] = json.loads(out.read_text())
+    assert {name: record["dtype"] for name, record in found.items()} == {name: name for name in found}
+    assert found["int8"]["model"] == found["bfloat16"]["model"] == found["float32"]["model"]
+    words = ["--steps", "1", "--metrics", "perplexity", "--json", str(out), "--precision", "int8"]
+    assert "dtype" in str(runner.invoke(app, arguments(files, *words)).exception)
+
+
 def test_without_held_out_text_it_says_what_is_not_measured(files):
     done = run("evaluate", str(files / "tiny"), "--steps", "1", "--num", "2")
     assert "note: no --held-out text" in done.stderr

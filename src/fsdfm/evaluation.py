@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -50,7 +50,7 @@ _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", 
 # What belongs to sampling, and so has no say where samples are there already.
 _OF_SAMPLING = (
     *("model", "length", "temperature", "top_k", "top_p", "jump", "grid", "start", "seed"),
-    *("held_out", "matched", "frontier", "samples"),
+    *("held_out", "matched", "frontier", "samples", "precision"),
 )
 
 
@@ -84,6 +84,7 @@ class Request:
     from_samples: Path | None = None
     name: str | None = None
     device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "float32"
     threads: int = 0
     batch_size: int = 16
     processes: int = 1
@@ -172,14 +173,17 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
     with processes.in_turn():  # the first downloads what is missing, and says what is wrong
         _check_texts(request)
-        lm = load(request.model, device=request.device, threads=request.threads)
+        stored = load(request.model, device=request.device, threads=request.threads)
+        lm = stored
+        if request.precision != "float32":  # its weights may be rounded; what is described are those in the folder
+            lm = load(request.model, device=request.device, precision=request.precision, threads=request.threads)
         lm.runtime.processes = processes  # each holds the whole model
         bundle = lm.bundle
         options = _options(request, bundle)
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_first)
         judge = None if request.judge is None else make_judge(request.judge, device=lm.runtime.device)
-        about = {"model": _describe(request, lm), **_stamp()}
+        about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_first else None
         archive = None if file is None else _archive(file, about, data, options, lm=lm)
     data = _shared(data, processes)
@@ -448,7 +452,7 @@ def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options,
         "sampler": options.sampling.to_json(),
         "data": {name: value for name, value in data.facts.items() if not name.startswith(("training", "mauve"))},
         "seed": options.seed,
-        "dtype": "bfloat16" if lm.runtime.bfloat16 else "float32",
+        "dtype": "bfloat16" if lm.runtime.bfloat16 else lm.bundle.model.precision,
         "device": lm.runtime.device.type,
         "bos_id": lm.bundle.bos_id,
         "tokenizer": lm.bundle.tokenizer.definition,

@@ -10,7 +10,7 @@ from fsdfm.bench.generate import COMPARISONS, GenerateBench, bench_generate, mak
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.cli import app
 from fsdfm.flow import PolynomialSchedule, SingleJump
-from fsdfm.model import ModelConfig
+from fsdfm.model import ModelConfig, multiplies_bfloat16
 
 SMALL = {"width": 32, "num_blocks": 2, "num_heads": 2, "cond_width": 8, "vocab_size": 60}
 
@@ -60,6 +60,7 @@ def test_every_key_is_measured():
     result = json.loads(json.dumps(bench_generate(setting)))
     keys = ["trunk_gemm_fraction", "over_trunk", "speedup_over_textbook", "textbook_over_forwards"]
     keys += ["speedup_over_1024_steps", "int8_speedup"]
+    keys += ["bf16_speedup"] if multiplies_bfloat16() else []
     assert all(result[key] > 0 for key in keys)
     assert result["textbook_is_void"] in (True, False)
     assert result["memory_over_textbook"] is None or 0 < result["memory_over_textbook"] < 2

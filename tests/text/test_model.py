@@ -66,9 +66,12 @@ def test_the_features_of_a_sample_do_not_know_the_batch():
     assert torch.equal(together[3:], alone)
 
 
-def test_int8_writes_text_that_does_not_depend_on_the_batch(tmp_path):
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_rounded_models_write_text_that_does_not_depend_on_the_batch(tmp_path, precision):
     folder = save_model(tmp_path / "model", random_bundle())
-    lm = fsdfm.load(folder, precision="int8")
+    lm = fsdfm.load(folder, precision=precision)
+    assert lm.bundle.model.precision == precision
+    assert not lm.runtime.bfloat16  # nobody else rounds
     together = lm.generate(PROMPTS, num=2, steps=4)
     alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=2, steps=4)]
     assert [one.tokens for one in together] == [one.tokens for one in alone]

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["draw_generate", "require_plots"]
 
 INK, OURS, OTHERS = "#222222", "#3f51b5", "#b0b4bd"
-_LABELS = {"ours": "fsdfm", "int8": "fsdfm, int8", "gpt2": "GPT-2, cached", "textbook": "textbook"}
+_LABELS = {
+    "ours": "fsdfm",
+    "bf16": "fsdfm, bfloat16",
+    "int8": "fsdfm, int8",
+    "gpt2": "GPT-2, cached",
+    "textbook": "textbook",
+}
 
 
 def require_plots(file: Path | None) -> None:

@@ -1,6 +1,7 @@
 """`fsdfm bench generate`: a text in a few network calls, against the machine and against the other ways to write it.
 
-One interleaved run of the sampler that `fsdfm generate` uses, in float32 and int8, and of what it is compared with:
+One interleaved run of the sampler that `fsdfm generate` uses, in float32 and with rounded weights, and of what it
+is compared with:
 
     gemm        the trunk's own matrix products, nothing between them: what the machine can do
     trunk       as many bare trunk forwards as the text takes steps: what the network costs
@@ -33,14 +34,14 @@ from torch import Tensor
 from fsdfm.bench.measure import peak_mib
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.flow import Grid, Path, UniformSource, sample, trajectory
-from fsdfm.model import PRESETS, DiT, ModelConfig, quantise
+from fsdfm.model import PRESETS, DiT, ModelConfig, multiplies_bfloat16, narrow, quantise
 from fsdfm.network import Network
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig, versions
 
 __all__ = ["COMPARISONS", "GenerateBench", "bench_generate", "make_model"]
 
-COMPARISONS = ("gemm", "trunk", "textbook", "1024", "int8", "gpt2")
+COMPARISONS = ("gemm", "trunk", "textbook", "1024", "int8", "bf16", "gpt2")
 TEXTBOOK_BAND = (1.4, 2.3)  # of its own forwards; outside, it is not what others do, and the comparison is void
 _MANY, _MEASURED = 1024, 16
 _FORWARDS = 2  # full forwards measured, and scaled to the steps
@@ -123,7 +124,8 @@ def _jobs(setting: GenerateBench, model: DiT) -> dict[str, Job]:
             "textbook": lambda: textbook_sample(model, x_0, steps),
         },
         "1024": lambda: {"1024 steps": lambda: _first_of_many(model, setting)},
-        "int8": lambda: {"int8": _int8(model, setting)},
+        "int8": lambda: {"int8": _rounded(model, setting, quantise)},
+        "bf16": lambda: {"bf16": _rounded(model, setting, narrow)} if multiplies_bfloat16() else {},
         "gpt2": lambda: _gpt2(setting.length),
     }
     for name in COMPARISONS:
@@ -174,9 +176,9 @@ def _linears(block: Any) -> list[torch.nn.Linear]:
     return [block.attention.qkv, block.attention.out, block.mlp.into, block.mlp.out]
 
 
-def _int8(model: DiT, setting: GenerateBench) -> Job:
+def _rounded(model: DiT, setting: GenerateBench, rounding: Callable[[DiT], None]) -> Job:
     rounded = copy.deepcopy(model)
-    quantise(rounded)
+    rounding(rounded)
     return lambda: _ours(rounded, setting)
 
 
@@ -260,6 +262,7 @@ def _ratios(
         "speedup_over_gpt2": over(seconds.get("gpt2"), ours),
         "speedup_over_1024_steps": over(many, ours),
         "int8_speedup": over(ours, seconds.get("int8")),
+        "bf16_speedup": over(ours, seconds.get("bf16")),
         "int8_memory": over(memory.get("int8"), memory.get("ours")),
         "gemm_gflops": None if peak is None else peak / 1e9,
         "trunk_gflops": None if achieved is None else achieved / 1e9,

@@ -82,7 +82,7 @@ def bench_generate_command(
     steps: Annotated[int, typer.Option(help="Network calls for a text.")] = 8,
     repeats: Annotated[int, typer.Option(help="Interleaved rounds; the median counts.")] = 3,
     compare: Annotated[
-        str, typer.Option(help="With what: all, none, or some of gemm,trunk,textbook,1024,int8,gpt2.")
+        str, typer.Option(help="With what: all, none, or some of gemm,trunk,textbook,1024,int8,bf16,gpt2.")
     ] = "all",
     batch: Annotated[str, typer.Option(help="Also the throughput at these batch sizes: 1,4,16.")] = "",
     lengths: Annotated[str, typer.Option(help="Also the cost at these lengths: 256,512,1024.")] = "",
@@ -135,6 +135,7 @@ _TABLE = (
     ("speedup_over_gpt2", "GPT-2 small with its cache / a text", "at least", 3.5),
     ("speedup_over_1024_steps", "1,024 steps / a text", "at least", 120.0),
     ("int8_speedup", "a text in float32 / in int8", "at least", 1.35),
+    ("bf16_speedup", "a text in float32 / in bfloat16, where the CPU has it", "", None),
 )
 
 
@@ -148,7 +149,7 @@ def _print_generate(result: dict[str, Any]) -> None:
             table.add_column(column, justify="right" if column in ("measured", "wanted") else "left")
         for key, what, side, reach in _TABLE:
             value = result[key]
-            wanted = f"{side} {reach:g}" if is_papers else ""
+            wanted = f"{side} {reach:g}" if is_papers and reach is not None else ""
             table.add_row(key, what, "?" if value is None else f"{value:.2f}", wanted)
         console.print(table)
         _print_parts(result)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from fsdfm.cli.options import SeedOption, console
+from fsdfm.cli.options import PrecisionOption, SeedOption, console
 
 __all__ = ["evaluate"]
 
@@ -66,6 +66,7 @@ def evaluate(
     field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
     name: Annotated[str | None, typer.Option(help="What tables call the model; its folder unless said.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: PrecisionOption = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
     processes: Annotated[int, typer.Option(help="That share the work; it changes no number.", min=1)] = 1,

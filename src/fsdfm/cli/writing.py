@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from fsdfm.cli.options import SeedOption
+from fsdfm.cli.options import PrecisionOption, SeedOption
 from fsdfm.cli.output import Format, Output, plain_warnings, watch
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ class Shared:
     watch: Annotated[bool, typer.Option("--watch", help="Show the text as it comes.")] = False
     states: Annotated[bool, typer.Option("--states", help="Carry the text at every step; with --format json.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto"
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"],
-        typer.Option(help="int8: faster on a CPU, nearly the same text."),
-    ] = "float32"
+    precision: PrecisionOption = "float32"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0
 
     def options(self) -> Options:

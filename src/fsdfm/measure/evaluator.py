@@ -196,7 +196,7 @@ def evaluate(
             "sampler": options.sampling.to_json(),
             "data": {**data.facts, "n_real": 0 if real is None else len(real)},
             **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
-            "dtype": "bfloat16" if runtime.bfloat16 else "float32",
+            "dtype": "bfloat16" if runtime.bfloat16 else bundle.model.precision,
             "device": runtime.device.type,
             "threads": torch.get_num_threads(),
             "processes": processes.count,

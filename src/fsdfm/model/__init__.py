@@ -1,5 +1,6 @@
-"""Networks: the denoiser (`dit`), also in 8 bits (`int8`), a causal model (`causal`), and their parts (`layers`)."""
+"""Networks: the denoiser (`dit`), in `int8` and `bfloat16` too, a causal model (`causal`), their parts (`layers`)."""
 
+from fsdfm.model.bfloat16 import multiplies_bfloat16, narrow
 from fsdfm.model.causal import CausalConfig, CausalModel
 from fsdfm.model.dit import PRESETS, Conditioning, DiT, FusedConditioning, ModelConfig, SharedConditioning
 from fsdfm.model.int8 import quantise
@@ -13,5 +14,7 @@ __all__ = [
     "FusedConditioning",
     "ModelConfig",
     "SharedConditioning",
+    "multiplies_bfloat16",
+    "narrow",
     "quantise",
 ]

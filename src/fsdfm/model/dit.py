@@ -177,6 +177,7 @@ class DiT(nn.Module):
     def __init__(self, config: ModelConfig, *, seed: int = 0):
         super().__init__()
         self.config = config
+        self.precision = "float32"  # of its matrix products, unless somebody recasts them
         self.embedding = embedding(config.vocab_size, config.width)
         fused = config.conditioning == "fused"
         self.conditioning: Conditioning = FusedConditioning(config) if fused else SharedConditioning(config)

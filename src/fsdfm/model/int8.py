@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.model.dit import DiT
-from fsdfm.model.layers import Attention, Mlp
+from fsdfm.model.layers import replace_linears
 
 __all__ = ["Int8Linear", "quantise"]
 
@@ -84,9 +84,7 @@ def quantise(model: DiT) -> None:
         raise ValueError("precision is int8, which needs a torch with oneDNN; use float32")
     if model.embedding.weight.device.type != "cpu":
         raise ValueError(f"precision is int8 on {model.embedding.weight.device}; allowed on a CPU only: use bfloat16")
-    for layer in [module for module in model.modules() if isinstance(module, Attention | Mlp)]:
-        for name, child in list(layer.named_children()):
-            assert isinstance(child, nn.Linear)
-            setattr(layer, name, Int8Linear(child))
+    replace_linears(model, Int8Linear)
     model.head = Int8Linear(model.head)  # type: ignore[assignment]
+    model.precision = "int8"
     model.requires_grad_(False).eval()

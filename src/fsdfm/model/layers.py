@@ -8,7 +8,7 @@ SwiGLU without biases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
@@ -36,6 +36,7 @@ __all__ = [
     "gelu_tanh",
     "initialise",
     "linear",
+    "replace_linears",
     "rotary_phases",
     "rotate",
 ]
@@ -406,6 +407,14 @@ def initialise(model: nn.Module, num_blocks: int, seed: int) -> None:
             module.linear.weight.zero_()
         if isinstance(module, nn.Linear) and module.bias is not None:
             module.bias.zero_()
+
+
+def replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put what `make` makes of it in the place of every Linear that attention and MLPs consist of."""
+    for layer in [module for module in model.modules() if isinstance(module, Attention | Mlp)]:
+        for name, child in list(layer.named_children()):
+            assert isinstance(child, nn.Linear)
+            setattr(layer, name, make(child))
 
 
 def draw_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:

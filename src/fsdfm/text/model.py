@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
 from fsdfm.checkpoint import Bundle, load_model
-from fsdfm.model import quantise
+from fsdfm.model import narrow, quantise
 from fsdfm.network import Network
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig
@@ -38,17 +38,22 @@ def load(
 
     path        a checkpoint; a run, whose newest one is taken; "fewstep" or "parent": an embedded model
     device      auto, cpu, cuda, cuda:1, mps
-    precision   float32, bfloat16, or auto: bfloat16 on a GPU that has it; int8: 8-bit weights, faster on a CPU
+    precision   float32; bfloat16: faster on a GPU or CPU that has it; auto: bfloat16 on such a GPU, else float32;
+                int8: 8-bit weights, faster on a CPU
     threads     CPU threads; 0: torch's own choice
     """
-    if precision != "int8":
-        runtime = Runtime(RuntimeConfig(device=device, precision=precision, threads=threads))
-        return LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
-    if device not in ("auto", "cpu"):
+    if precision == "int8" and device not in ("auto", "cpu"):
         raise ValueError(f"precision is int8 and device {device!r}; allowed is cpu: on a GPU use bfloat16")
-    runtime = Runtime(RuntimeConfig(device="cpu", precision="float32", threads=threads))
+    config = RuntimeConfig(device=device, precision="float32", threads=threads)
+    if precision == "int8":
+        config = replace(config, device="cpu")
+    runtime = Runtime(config)
+    rounded = {"int8": quantise, "bfloat16": narrow}.get(precision) if runtime.device.type == "cpu" else None
+    if rounded is None and precision != "int8":
+        runtime = Runtime(replace(config, precision=precision))
     lm = LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
-    quantise(lm.bundle.model)  # once its weights are known to be finite
+    if rounded is not None:
+        rounded(lm.bundle.model)  # once its weights are known to be finite
     return lm
 
 
