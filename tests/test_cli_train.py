@@ -95,6 +95,17 @@ def test_couple_keeps_pairs_and_goes_on(tmp_path):
     other = runner.invoke(app, [*arguments, "--num", "5", "--seed", "1"])
     assert isinstance(other.exception, ValueError)
     assert "other pairs" in str(other.exception)
+    tied = [*arguments, "--num", "2", "--draws", "tied", "--temperature", "0.8", "--precision", "bfloat16"]
+    tied[3] = str(tmp_path / "tied")
+    assert runner.invoke(app, tied).exit_code == 0
+    assert Pairs(tmp_path / "tied").header.about["draws"] == "tied"
+    for option, value, sentence in (
+        ("--draws", "tide", "did you mean 'tied'?"),
+        ("--jump", "single", "made for the exact rule"),
+        ("--precision", "half", "precision is 'half'; allowed are auto, float32, bfloat16"),
+    ):
+        wrong = runner.invoke(app, [*tied, option, value])
+        assert sentence in str(wrong.exception)
 
 
 def test_help_explains_the_commands():

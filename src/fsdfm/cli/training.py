@@ -123,14 +123,11 @@ def couple(
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
     from typing import cast
 
-    from fsdfm.run import make_pairs
+    from fsdfm.run import PairsConfig, make_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
-    config = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
-    count = make_pairs(
-        parent,
-        out,
-        num_pairs=num,
+    config = PairsConfig(
+        num=num,
         steps=steps,
         length=length,
         jump=jump,
@@ -138,6 +135,7 @@ def couple(
         temperature=temperature,
         seed=seed,
         batch_size=batch_size,
-        config=config,
     )
+    runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
+    count = make_pairs(parent, out, config, runtime=runtime)
     console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)

@@ -8,13 +8,14 @@ A run's folder holds `recipe.toml` (the effective recipe), `run.json` (commit, v
 
 from fsdfm.run.corpora import prepare_corpus
 from fsdfm.run.objects import make_feed, make_objective, make_path, make_rows, make_trainer
-from fsdfm.run.pairs import make_pairs
+from fsdfm.run.pairs import PairsConfig, make_pairs
 from fsdfm.run.released import import_weights
 from fsdfm.run.starts import convert, export, model_config, start
 from fsdfm.run.training import Result, train
 from fsdfm.run.workload import make_workload
 
 __all__ = [
+    "PairsConfig",
     "Result",
     "convert",
     "export",

@@ -2,71 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from fsdfm import data, flow
-from fsdfm.checkpoint import load_model
+from fsdfm.checkpoint import Bundle, load_model
 from fsdfm.learn.couple import DRAWS, Coupler, couple
 from fsdfm.model.weights import weights_sha256
 from fsdfm.run.objects import named
 from fsdfm.runtime import Runtime, RuntimeConfig
 
-__all__ = ["make_pairs"]
+__all__ = ["PairsConfig", "make_pairs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig:
+    """How a parent's pairs are made."""
+
+    num: int = 4096  # in all; what is there already counts
+    steps: int = 64  # of the sampler
+    length: int | None = None  # tokens; None: the parent's
+    jump: str = "exact"  # the sampler's rule
+    draws: str = "free"  # or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.tie`)
+    temperature: float = 1.0  # of the parent's posteriors
+    seed: int = 0
+    batch_size: int = 16  # made at a time; it does not change them
 
 
 def make_pairs(
     parent: str | Path,
     out: str | Path,
+    config: PairsConfig | None = None,
     *,
-    num_pairs: int,
-    steps: int = 64,
-    length: int | None = None,
-    jump: str = "exact",
-    draws: str = "free",
-    temperature: float = 1.0,
-    seed: int = 0,
-    batch_size: int = 16,
-    config: RuntimeConfig | None = None,
+    runtime: RuntimeConfig | None = None,
     console: Console | None = None,
 ) -> int:
     """Let a parent run for many steps and keep its pairs (x_0, x_1): discrete reflow's data; resumable.
 
     Train on them with `model.parent` the same parent and `data.pairs` the folder.
-
-    draws         `free`, or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.tie`)
-    temperature   of the parent's posteriors
-    config        device, precision and threads
     """
+    config = config or PairsConfig()
     bundle = load_model(parent)
-    rule, tie = named(flow.JUMPS, jump, "jump"), named(DRAWS, draws, "draws")
-    if tie is not None and jump != "exact":
-        raise ValueError(f"jump is {jump!r} with tied draws; they are made for the exact rule: leave it out")
-    length = length or bundle.length
-    coupler = Coupler(
-        bundle.path,
-        length,
-        flow.Grid.uniform(steps),
-        jump=rule,
-        seed=seed,
-        first_token=bundle.bos_id,
-        filter=None if temperature == 1 else flow.Filter(temperature=temperature),
-        draws=tie,
-    )
-    about = {"parent": weights_sha256(bundle.model), "steps": steps, "jump": jump, "seed": seed}
-    about |= {"draws": draws, "temperature": temperature}
-    header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
+    coupler = _coupler(bundle, config)
+    about = asdict(config)
+    for name in ("num", "length", "batch_size"):
+        del about[name]
+    about["parent"] = weights_sha256(bundle.model)
+    header = data.PairHeader(length=coupler.length, vocab_size=bundle.path.source.vocab_size, about=about)
     with (
-        Runtime(config or RuntimeConfig(device="cpu")) as runtime,
+        Runtime(runtime or RuntimeConfig()) as machine,
         data.PairWriter(out, header) as writer,
         Progress(console=console or Console(stderr=True)) as progress,
     ):
-        runtime.place(bundle.model.eval())
-        task = progress.add_task("couple", total=num_pairs, completed=writer.count)
-        made = couple(bundle.model, coupler, writer, num_pairs=num_pairs, batch_size=batch_size, device=runtime.device)
-        with runtime.autocast():
+        machine.place(bundle.model.eval())
+        task = progress.add_task("couple", total=config.num, completed=writer.count)
+        made = couple(
+            bundle.model,
+            coupler,
+            writer,
+            num_pairs=config.num,
+            batch_size=config.batch_size,
+            device=machine.device,
+        )
+        with machine.autocast():
             for count in made:
                 progress.update(task, completed=count)
         return writer.count
+
+
+def _coupler(bundle: Bundle, config: PairsConfig) -> Coupler:
+    rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
+    if draws is not None and config.jump != "exact":
+        raise ValueError(f"jump is {config.jump!r} with tied draws, which are made for the exact rule: leave it out")
+    return Coupler(
+        bundle.path,
+        config.length or bundle.length,
+        flow.Grid.uniform(config.steps),
+        jump=rule,
+        seed=config.seed,
+        first_token=bundle.bos_id,
+        filter=None if config.temperature == 1 else flow.Filter(temperature=config.temperature),
+        draws=draws,
+    )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ValueError(f"threads is {self.threads}; allowed are 0 (torch's own choice) and more")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision is {self.precision!r}; allowed are {', '.join(get_args(Precision))}")
 
 
 class Student(nn.Module):
