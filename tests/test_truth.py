@@ -8,7 +8,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from fsdfm.flow import ExactDenoiser, ExactJump, Grid, InstantJump, SingleJump, UniformSource, sampler_law
+from fsdfm.flow import (
+    ExactDenoiser,
+    ExactJump,
+    Grid,
+    InstantJump,
+    SingleJump,
+    UniformSource,
+    sample,
+    sampler_law,
+    tied_draws,
+)
 from fsdfm.flow.exact import all_states
 from fsdfm.flow.path import Path
 from fsdfm.noise import Noise
@@ -23,6 +33,7 @@ from fsdfm.truth.laws import (
     law_of,
     make_tables,
     score,
+    tied_joint_law,
 )
 from fsdfm.truth.methods import FULL, MASK, QUICK, make_objective
 from fsdfm.truth.network import TinyDenoiser
@@ -43,6 +54,28 @@ def small_world() -> World:
 
 def random_network(world: World) -> TinyDenoiser:
     return TinyDenoiser(world.path.source.vocab_size, world.length, width=16, seed=3)
+
+
+def test_the_tied_coupling_is_the_law_of_tied_samples():
+    world = small_world()
+    denoiser = ExactDenoiser(world.path, p_1=world.p_1)
+    law = tied_joint_law(denoiser, world, steps=4)
+    states, copies = all_states(3, 3), 2000
+    x_0 = states.repeat_interleave(copies, 0)
+    noise = Noise(seed=4, samples=range(len(x_0)))
+    x_1 = sample(denoiser, world.path, x_0, grid=Grid.uniform(4), noise=noise, hook=tied_draws(world.path, x_0))
+    place = torch.tensor([9, 3, 1])
+    counts = torch.bincount((x_0 * place).sum(1) * 27 + (x_1 * place).sum(1), minlength=27 * 27).view(27, 27)
+    differences = (counts / copies - law).abs().sum(1) / 2
+    assert float(differences.max()) < 0.08  # 0.04 is what 2,000 samples of 27 outcomes give
+    free = joint_law(denoiser, world, steps=4)
+    assert conditional_total_correlation(world, law) < 0.9 * conditional_total_correlation(world, free)
+
+
+def test_tied_pairs_are_enumerated_in_small_worlds_only():
+    names = {world: {method.name for method in methods_of(world, full=True)} for world in WORLDS}
+    assert "tied-2+rk2" in names["topics"]
+    assert not any("tied" in name for name in names["markov"] | names["topics-mask"])
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -109,7 +142,7 @@ def test_the_factored_law_holds_under_the_mask_source_and_never_ends_in_a_mask()
 def test_the_coupling_has_the_marginals_of_source_and_sampler():
     world = small_world()
     network = random_network(world)
-    joint = joint_law(network, world, ExactJump(), steps=8).double()
+    joint = joint_law(network, world, jump=ExactJump(), steps=8).double()
     pi = sampler_law(network, world.path, world.start.diag(), grid=Grid.uniform(8), jump=ExactJump())
     torch.testing.assert_close(world.start[:, None] * joint, pi, rtol=1e-4, atol=1e-8)
     generated = law_of(make_tables(network, world)[8], world, ExactJump())
@@ -118,7 +151,7 @@ def test_the_coupling_has_the_marginals_of_source_and_sampler():
 
 def test_pairs_are_drawn_from_the_coupling():
     world = small_world()
-    joint = joint_law(random_network(world), world, ExactJump(), steps=8)
+    joint = joint_law(random_network(world), world, jump=ExactJump(), steps=8)
     batch = DataLaw(world, joint).batch(Noise(0, range(60_000)))
     assert batch.x_0 is not None
     place = 3 ** torch.arange(2, -1, -1)

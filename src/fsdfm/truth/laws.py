@@ -17,7 +17,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, ExactDenoiser, Grid, Jump, total_variation
+from fsdfm.flow import JUMPS, Denoiser, ExactDenoiser, Grid, Jump, tied_law, total_variation
 from fsdfm.flow.exact import all_states, posterior_table
 from fsdfm.truth.worlds import World
 
@@ -33,10 +33,12 @@ __all__ = [
     "law_of",
     "make_tables",
     "score",
+    "tied_joint_law",
 ]
 
 BUDGETS = (1, 2, 4, 8)
 _SMOOTHING = 1e-3
+_NOISES = 16  # x_0 whose kernels live at a time
 
 Tables = dict[int, list[Tensor]]
 """Steps of a uniform grid -> the posterior p_{1|t} in every state at each of its times, float64 [V^L, L, V] each."""
@@ -96,17 +98,18 @@ def _kernel(probs: Tensor, world: World, jump: Jump, *, t: float, t_next: float)
 
 
 def _halves(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """A and B of the module's docstring."""
+    """A and B of the module's docstring, from a kernel [..., L, V]."""
 
     def product(parts: Tensor) -> Tensor:
-        result = parts[:, 0]
-        for i in range(1, parts.shape[1]):
-            result = (result[:, :, None] * parts[:, i, None, :]).flatten(1)
+        result = parts[..., 0, :]
+        for i in range(1, parts.shape[-2]):
+            result = (result[..., :, None] * parts[..., i, None, :]).flatten(-2)
         return result
 
-    middle = max(1, kernel.shape[1] // 2)
-    rest = kernel[:, middle:]
-    return product(kernel[:, :middle]), product(rest) if rest.shape[1] else kernel.new_ones(len(kernel), 1)
+    middle = max(1, kernel.shape[-2] // 2)
+    rest = kernel[..., middle:, :]
+    alone = kernel.new_ones(*kernel.shape[:-2], 1)
+    return product(kernel[..., :middle, :]), product(rest) if rest.shape[-2] else alone
 
 
 def law_of(tables: list[Tensor], world: World, jump: Jump) -> Tensor:
@@ -119,7 +122,7 @@ def law_of(tables: list[Tensor], world: World, jump: Jump) -> Tensor:
     return law
 
 
-def joint_law(denoiser: Denoiser, world: World, jump: Jump, *, steps: int) -> Tensor:
+def joint_law(denoiser: Denoiser, world: World, *, steps: int, jump: Jump = JUMPS["exact"]) -> Tensor:
     """P(x_1 | x_0) of the sampler, the coupling that reflow trains on: float32 [V^L, V^L], rows sum to 1.
 
     Multiplied by p_0 it is the joint pi(x_0, x_1). float32 halves the time of the only expensive product of the study.
@@ -131,6 +134,24 @@ def joint_law(denoiser: Denoiser, world: World, jump: Jump, *, steps: int) -> Te
         matrix = (first[:, :, None] * second[:, None, :]).flatten(1)
         joint = matrix if joint is None else joint @ matrix
     assert joint is not None
+    return joint / joint.sum(-1, keepdim=True)
+
+
+def tied_joint_law(denoiser: Denoiser, world: World, *, steps: int) -> Tensor:
+    """P(x_1 | x_0) of the sampler whose draws are tied to the noise (`fsdfm.flow.tie`), as `joint_law`.
+
+    A position that still shows its noise has another kernel than one that has moved, so every x_0 has its own.
+    """
+    states, jump = all_states(world.path.source.vocab_size, world.length), JUMPS["exact"]
+    joint = torch.eye(len(states))
+    for t, t_next in pairwise(Grid.uniform(steps).times.tolist()):
+        probs = posterior_table(denoiser, world.path, world.length, t=t, h=1 / steps)
+        tied = tied_law(probs, states, world.path.schedule.kappa(t).expand_as(states))
+        moved, fresh = (_kernel(law, world, jump, t=t, t_next=t_next).float() for law in (probs, tied))
+        for some in torch.split(torch.arange(len(states)), _NOISES):
+            shows_noise = states == states[some][:, None]
+            first, second = _halves(torch.where(shows_noise[..., None], fresh, moved))
+            joint[some] = ((joint[some][..., None] * first).mT @ second).flatten(1)
     return joint / joint.sum(-1, keepdim=True)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fsdfm.flow import POLICIES, ExactJump, InstantJump, Jump, Path, SingleJump, StepSizeWeights
 from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
 from fsdfm.learn.objective import CrossEntropy, FewStepObjective, GeneralisedKL, Objective, PathLoss, PathObjective
 from fsdfm.learn.teacher import TABLEAUS, Average, ShortcutTeacher
 
-__all__ = ["FULL", "MASK", "QUICK", "RULES", "TEMPERED", "Method", "make_objective"]
+__all__ = ["FULL", "MASK", "QUICK", "RULES", "TEMPERED", "TIED_STATES", "Method", "make_objective"]
 
 RULES: dict[str, Jump] = {"exact": ExactJump(), "single": SingleJump(), "instant": InstantJump()}
-TEMPERED = ("rk2", "rk4", "chained", "reflow-2", "reflow-2+rk2")
+TEMPERED = ("rk2", "rk4", "chained", "reflow-2", "reflow-2+rk2", "tied-1", "tied-2+rk2")
 """Methods whose controls are the parent at the temperature of equal entropy."""
 
 _CHUNK = 4096
@@ -27,6 +28,7 @@ class Method:
 
     start       the method whose network it starts from; "": none, it is the exact posterior or the parent
     pairs_from  the method whose 64-step pairs (x_0, x_1) it trains on; "": the independent coupling
+    draws       whether those pairs were drawn freely or tied to the noise
     tableau     the teacher of its large steps; "": the path loss alone
     average     what the teacher averages; None: what the tableau says
     jump        the rule of the teacher's hops
@@ -39,6 +41,7 @@ class Method:
     name: str
     start: str = "dfm"
     pairs_from: str = ""
+    draws: Literal["free", "tied"] = "free"
     tableau: str = ""
     average: Average | None = None
     jump: str = "exact"
@@ -91,12 +94,18 @@ _REFLOWS = [
     Method("reflow-3", start="reflow-2", pairs_from="reflow-2"),
     Method("reflow-3+rk2", start="reflow-3", pairs_from="reflow-2", tableau="rk2"),
 ]
+_TIED = [
+    Method("tied-1", start="dfm", pairs_from="dfm", draws="tied"),
+    Method("tied-1+rk2", start="tied-1", pairs_from="dfm", draws="tied", tableau="rk2"),
+    Method("tied-2", start="tied-1", pairs_from="tied-1", draws="tied"),
+    Method("tied-2+rk2", start="tied-2", pairs_from="tied-1", draws="tied", tableau="rk2"),
+]
 _LONG_PATH_ONLY = Method("path-only/x3", lessons=3)
 _CONTROLS = [Method(f"dfm/entropy-of-{n}", entropy_of=n) for n in TEMPERED]
 
 FULL: tuple[Method, ...] = (
     *(_EXACT, _PARENT, _PATH_ONLY, *_TEACHERS, *_OTHER_AVERAGES, *_POLICIES, *_TEACHER_RULES, _PAPER),
-    *(*_REFLOWS, _LONG_PATH_ONLY, *_CONTROLS),
+    *(*_REFLOWS, *_TIED, _LONG_PATH_ONLY, *_CONTROLS),
 )
 """Everything, for the uniform source."""
 
@@ -110,9 +119,12 @@ MASK: tuple[Method, ...] = tuple(
 )
 """What has a meaning under the mask source, where x_0 is constant and there is nothing to couple."""
 
+TIED_STATES = 1024
+"""The most states of a world in which tied pairs are enumerated: every x_0 has a kernel of its own there."""
+
 _IN_QUICK = {
     *("exact", "dfm", "path-only", "rk2", "rk4", "chained", "rk2/probabilities", "reflow-1", "reflow-2"),
-    *("reflow-2+rk2", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
+    *("reflow-2+rk2", "tied-1", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
 }
 QUICK: tuple[Method, ...] = tuple(method for method in FULL if method.name in _IN_QUICK)
 """The headline rows, for a first answer in minutes."""

@@ -27,8 +27,9 @@ from fsdfm.truth.laws import (
     law_of,
     make_tables,
     score,
+    tied_joint_law,
 )
-from fsdfm.truth.methods import FULL, MASK, QUICK, RULES, Method, make_objective
+from fsdfm.truth.methods import FULL, MASK, QUICK, RULES, TIED_STATES, Method, make_objective
 from fsdfm.truth.network import TinyDenoiser
 from fsdfm.truth.training import DataLaw, Lessons, train
 from fsdfm.truth.worlds import World, make_world
@@ -59,7 +60,10 @@ class Setting:
 def methods_of(world: str, *, full: bool) -> tuple[Method, ...]:
     """The rows of a world: all or the headline ones, and under the mask source those that mean something there."""
     wanted = FULL if full else QUICK
-    return tuple(m for m in wanted if m in MASK) if world.endswith("-mask") else wanted
+    if world.endswith("-mask"):
+        return tuple(method for method in wanted if method in MASK)
+    small = len(make_world(world).truth) <= TIED_STATES
+    return tuple(method for method in wanted if small or "tied" not in method.name)
 
 
 def write_atomically(file: FilePath, write: Callable[[FilePath], object]) -> None:
@@ -75,7 +79,7 @@ class Study:
     def __init__(self, folder: FilePath, world: str, seed: int, *, setting: Setting):
         self.folder, self.seed, self.setting = folder, seed, setting
         self.world: World = make_world(world)
-        self._joints: dict[str, Tensor] = {}  # the last one only: they are large
+        self._joints: dict[tuple[str, str], Tensor] = {}  # the last one only: they are large
 
     @staticmethod
     def cell_name(world: str, seed: int, method: str) -> str:
@@ -120,7 +124,7 @@ class Study:
 
     def _train(self, method: Method) -> Cell:
         lessons = self.setting.lessons(method)
-        joint = self._joint(method.pairs_from) if method.pairs_from else None
+        joint = self._joint(method.pairs_from, method.draws) if method.pairs_from else None
         start = self._load(method.start) if method.start else self._fresh()
         curve: dict[str, float] = {}
 
@@ -168,11 +172,12 @@ class Study:
         network.load_state_dict(torch.load(self._weights_file(method), weights_only=True))
         return network
 
-    def _joint(self, method: str) -> Tensor:
-        if method not in self._joints:
+    def _joint(self, method: str, draws: str) -> Tensor:
+        if (method, draws) not in self._joints:
             self._joints.clear()
-            self._joints[method] = joint_law(self._load(method), self.world, ExactJump(), steps=self.setting.pair_steps)
-        return self._joints[method]
+            make = tied_joint_law if draws == "tied" else joint_law
+            self._joints[method, draws] = make(self._load(method), self.world, steps=self.setting.pair_steps)
+        return self._joints[method, draws]
 
     def _at_entropy_of(self, method: Method) -> Cell:
         """The start's own network, cooled or heated at each budget until its law has the other method's entropy."""
