@@ -1,5 +1,9 @@
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -55,6 +59,14 @@ def ask(files, factor, out, **changes):
         **{"seeds": 2, "steps": "1", "train_steps": 2, "num": 2, "workers": 1},
     }
     return Ask(**{**asked, **changes})
+
+
+def command(files, out):
+    """What `ask` asks for, on the command line."""
+    words = ["ablate", "start", "train.batch_size=4", "data.length=16", "runtime.precision=float32"]
+    words += ["--out", str(out), "--text", str(files / "train.txt"), "--held-out", str(files / "held.txt")]
+    words += ["--base", str(files / "base"), "--judge", str(files / "judge"), "--seeds", "2", "--steps", "1"]
+    return [*words, "--num", "2"]
 
 
 def ablate(files, factor, out, **changes):
@@ -147,6 +159,23 @@ def test_processes_give_what_one_process_gives(files, tmp_path):
     assert [v.distance for v in together.verdicts] == [v.distance for v in alone.verdicts]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_processes_and_the_same_command_goes_on(files, tmp_path, number):
+    words = [sys.executable, "-m", "fsdfm", *command(files, tmp_path), "--workers", "2", "--train-steps", "60"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    runs = tmp_path / "runs"
+    while process.poll() is None and not (runs.exists() and list(runs.iterdir())):
+        time.sleep(0.2)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "## Verdict" in done.stdout
+
+
 def test_the_mask_token_changes_nothing_else():
     bundle = random_bundle()
     masked = with_mask(bundle)
@@ -236,10 +265,7 @@ def test_the_command_says_what_is_wrong_in_one_sentence(monkeypatch, capsys, tmp
 
 
 def test_the_command_prints_the_report(files, together):
-    words = ["ablate", "start", "train.batch_size=4", "data.length=16", "runtime.precision=float32"]
-    words += ["--out", str(together), "--text", str(files / "train.txt"), "--held-out", str(files / "held.txt")]
-    words += ["--base", str(files / "base"), "--judge", str(files / "judge"), "--seeds", "2", "--steps", "1"]
-    words += ["--train-steps", "2", "--num", "2", "--workers", "1"]
+    words = [*command(files, together), "--train-steps", "2", "--workers", "1"]
     done = runner.invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert "## Verdict" in done.stdout

@@ -226,7 +226,7 @@ _TEACHER = Factor(
 _WEIGHTS = Factor(
     "weights",
     "How often training draws each step size",
-    "table 4, appendix D.1",
+    "table 3, appendix D.1",
     "Policy",
     (
         Variant("TB-10", _policy("TB-10"), SINGLE),
@@ -266,7 +266,7 @@ _WEIGHTS = Factor(
 _SOURCE = Factor(
     "source",
     "A uniform source against a mask source",
-    "table 3, appendix D.1",
+    "table 4, appendix D.1",
     "Source",
     (
         Variant("Mask", MASK_RK2, SINGLE),

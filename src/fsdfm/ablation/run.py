@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ class Ask:
     seeds: int = 3
     steps: str = "1,2,4,8"
     train_steps: int | None = None
-    num: int = 48
+    num: int = 32
     separator: str = "<|endoftext|>"
     field: str = "text"
     full: bool = False
@@ -108,9 +109,10 @@ def _prepare(ask: Ask, factor: Factor) -> tuple[Place, Setting, Bundle]:
         raise ValueError(f"--train-steps is {train_steps}; allowed are whole numbers >= 1")
     if not ask.text:
         raise ValueError("the training text is missing; name it with --text FILE")
-    if ask.held_out is None:
+    timed = factor.kind == "time"
+    if ask.held_out is None and not timed:
         raise ValueError("held-out text is missing; name it with --held-out FILE: without it no number has a scale")
-    for name in (*ask.text, ask.held_out):
+    for name in filter(None, (*ask.text, ask.held_out)):
         if not name.startswith(("hf:", "builtin:")) and not Path(name).exists():
             raise ValueError(f"{name} is not there; give a text file, or hf:NAME")
     base = base_folder(ask.base)
@@ -119,17 +121,20 @@ def _prepare(ask: Ask, factor: Factor) -> tuple[Place, Setting, Bundle]:
         raise ValueError(
             f"--base has the source {bundle.path.source}; to compare sources give a model of the uniform one"
         )
-    if factor.kind != "time":
+    if not timed:
         make_judge(ask.judge)
+    length = recipe.data.length
+    if not any(override.startswith("data.length") for override in ask.overrides):
+        length = min(length, bundle.length)
     setting = Setting(
         base=weights,
         text=text_sha256(ask.text),
-        held_out=text_sha256([ask.held_out]),
-        judge=_public_judge(ask.judge),
+        held_out=None if ask.held_out is None or timed else text_sha256([ask.held_out]),
+        judge=None if timed else _public_judge(ask.judge),
         steps=steps,
         train_steps=train_steps,
         num=ask.num,
-        length=min(recipe.data.length, bundle.length),
+        length=length,
         overrides=ask.overrides,
     )
     absolute = [name if name.startswith(("hf:", "builtin:")) else str(Path(name).resolve()) for name in ask.text]
@@ -192,14 +197,21 @@ def _files(place: Place, unit: Unit) -> list[Path]:
 def _run_jobs(
     phases: Sequence[Sequence[Job]], files: Sequence[Path], *, workers: int, console: Console, title: str
 ) -> None:
-    """Run jobs, a phase after the other; the bar counts the files that are there."""
-    wanted = list(dict.fromkeys(files))
+    """Run jobs, a phase after the other; what is counted, by a bar or in lines, is the files that are there."""
+    wanted, told = list(dict.fromkeys(files)), -1
+    began = time.perf_counter()
     columns = (TextColumn(f"ablate {title}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=len(wanted))
 
         def tell() -> None:
-            progress.update(task, completed=sum(file.exists() for file in wanted))
+            nonlocal told
+            done = sum(file.exists() for file in wanted)
+            progress.update(task, completed=done)
+            if done != told and not console.is_terminal:
+                minutes = (time.perf_counter() - began) / 60
+                console.print(f"ablate {title}: {done} of {len(wanted)} after {minutes:.1f} min", highlight=False)
+            told = done
 
         tell()
         for jobs in phases:
@@ -213,8 +225,10 @@ def _run_jobs(
 
 def _in_processes(jobs: Sequence[Job], *, workers: int, tell: Callable[[], None]) -> None:
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, _ended_with_us(pool):
-        running: list[Future[None]] = [pool.submit(_on_one_thread, job) for job in jobs]
+    stopped = context.Event()
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_hear_of, initargs=(stopped,))
+    with pool, _ended_with_us(pool, stopped):
+        running: list[Future[None]] = [pool.submit(_unless_stopped, job) for job in jobs]
         while not all(job.done() for job in running):
             failed = next((job for job in running if job.done() and job.exception() is not None), None)
             if failed is not None:
@@ -227,15 +241,34 @@ def _in_processes(jobs: Sequence[Job], *, workers: int, tell: Callable[[], None]
 
 
 @contextmanager
-def _ended_with_us(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Where something goes wrong here, the processes are told to save and stop, and nothing new begins."""
+def _ended_with_us(pool: ProcessPoolExecutor, stopped: Event) -> Iterator[None]:
+    """Where something goes wrong here, the processes are told to save and stop, nothing new begins, and we wait."""
     try:
         yield
     except BaseException:
+        stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for process in children:
             process.terminate()
+        for process in children:
+            process.join()
         raise
+
+
+_stopped: Event | None = None  # in a process of the pool: whether to begin nothing more
+
+
+def _hear_of(stopped: Event) -> None:
+    global _stopped
+    _stopped = stopped
+
+
+def _unless_stopped(job: Job) -> None:
+    """A job of the pool, which hands out one more than it has processes for."""
+    if _stopped is not None and _stopped.is_set():
+        raise StoppedError
+    _on_one_thread(job)
 
 
 def _on_one_thread(job: Job) -> None:

@@ -27,14 +27,15 @@ class Setting:
     """One setting: cells of two do not compare, so a folder holds those of one.
 
     base, text, held_out   checksums: what they say, not where they stand
+    held_out, judge        None: the factor needs none, and has no say in them
     overrides              values of base.toml that a user has changed
     temperatures           at which the base is also sampled, to see what cooling alone gains
     """
 
     base: str
     text: str
-    held_out: str
-    judge: str
+    held_out: str | None
+    judge: str | None
     steps: tuple[int, ...]
     train_steps: int
     num: int
@@ -64,10 +65,10 @@ class Place:
     folder: Path
     base: Path
     text: tuple[str, ...]
-    held_out: str
+    held_out: str | None
     separator: str
     field: str
-    judge: str
+    judge: str | None
     device: str = "auto"
 
     @property
@@ -95,25 +96,27 @@ class Place:
     def claim(self, setting: Setting) -> None:
         """Make the folder the setting's own, or raise for one that holds cells of another."""
         file = self.folder / "setting.json"
-        if not file.exists():
+        found: dict[str, Any] = {}
+        if file.exists():
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_json(file, setting.to_json())
-            except OSError as error:
+                found = json.loads(file.read_text())
+            except (OSError, ValueError) as error:
                 raise ValueError(
-                    f"cannot write to {self.folder}: {error.strerror}; choose a folder you may write to with --out"
+                    f"{file} cannot be read ({error}); remove the folder, or choose another --out"
                 ) from error
-            return
-        try:
-            found = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file} cannot be read ({error}); remove the folder, or choose another --out") from error
-        for key, value in setting.to_json().items():
-            if found.get(key) != value:
+        said = {key: value for key, value in setting.to_json().items() if value is not None}
+        for key, value in said.items():
+            if found.get(key, value) != value:
                 raise ValueError(
-                    f"{self.folder} holds cells of another setting: {key} was {_short(found.get(key))}, now it is "
+                    f"{self.folder} holds cells of another setting: {key} was {_short(found[key])}, now it is "
                     f"{_short(value)}; give the old one, or another --out"
                 )
+        try:
+            write_json(file, {**found, **said})
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to {self.folder}: {error.strerror}; choose a folder you may write to with --out"
+            ) from error
 
 
 def _short(value: Any) -> str:

@@ -80,6 +80,7 @@ class Scores:
     judge: Mapping[str, object] = field(default_factory=dict)
     frontiers: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     cells: dict[tuple[str, int], Evaluation] = field(default_factory=dict)
+    plain_seconds: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> list[int]:
@@ -106,11 +107,9 @@ class Scores:
     def add_times(self, label: str, seed: int, file: Path) -> None:
         """Take up seconds by round: the median ratio to the first variant's step of the same round."""
         seconds = json.loads(file.read_text())["seconds"]
-        plain = self._plain.setdefault(seed, seconds)
+        plain = self.plain_seconds.setdefault(seed, seconds)
         ratios = [mine / theirs for mine, theirs in zip(seconds, plain, strict=True)]
         self.values[label, seed, SECONDS, _ONCE] = statistics.median(ratios)
-
-    _plain: dict[int, list[float]] = field(default_factory=dict)
 
     def of(self, label: str, metric: str, budget: int) -> list[float]:
         """One number a seed."""
