@@ -29,6 +29,7 @@ from fsdfm.flow import UniformSource
 from fsdfm.measure.judges import make_judge
 from fsdfm.run import prepare_corpus
 from fsdfm.runtime import commit, interrupt_on_sigterm, lock, versions
+from fsdfm.show.quality.figures import require_plots
 
 __all__ = ["Ask", "Outcome", "run_ablation"]
 
@@ -98,64 +99,69 @@ def run_ablation(ask: Ask, *, console: Console | None = None) -> Outcome:
 
 def _prepare(ask: Ask, factor: Factor) -> tuple[Place, Setting, Bundle]:
     """Everything that can be wrong is found here."""
-    steps = parse_steps(ask.steps)
-    if ask.seeds < FEWEST_SEEDS:
-        raise ValueError(f"--seeds is {ask.seeds}; allowed are {FEWEST_SEEDS} and more: one seed has no interval")
-    if ask.num < 2:
-        raise ValueError(f"--num is {ask.num}; allowed are 2 samples and more: one has no interval")
-    recipe = parse_recipe(ask.overrides)
-    train_steps = recipe.train.steps if ask.train_steps is None else ask.train_steps
-    if train_steps < 1:
-        raise ValueError(f"--train-steps is {train_steps}; allowed are whole numbers >= 1")
-    if not ask.text:
-        raise ValueError("the training text is missing; name it with --text FILE")
-    timed = factor.kind == "time"
-    if ask.held_out is None and not timed:
-        raise ValueError("held-out text is missing; name it with --held-out FILE: without it no number has a scale")
-    for name in filter(None, (*ask.text, ask.held_out)):
-        if not name.startswith(("hf:", "builtin:")) and not Path(name).exists():
-            raise ValueError(f"{name} is not there; give a text file, or hf:NAME")
+    _check(ask, factor)
+    recipe, steps = parse_recipe(ask.overrides), parse_steps(ask.steps)
     base = base_folder(ask.base)
     bundle, weights = base_facts(base)
     if factor.name == "source" and type(bundle.path.source) is not UniformSource:
         raise ValueError(
             f"--base has the source {bundle.path.source}; to compare sources give a model of the uniform one"
         )
-    if not timed:
-        make_judge(ask.judge)
     length = recipe.data.length
     if not any(override.startswith("data.length") for override in ask.overrides):
         length = min(length, bundle.length)
+    timed = factor.kind == "time"
     setting = Setting(
         base=weights,
         text=text_sha256(ask.text),
         held_out=None if ask.held_out is None or timed else text_sha256([ask.held_out]),
         judge=None if timed else _public_judge(ask.judge),
         steps=steps,
-        train_steps=train_steps,
+        train_steps=recipe.train.steps if ask.train_steps is None else ask.train_steps,
         num=ask.num,
         length=length,
         overrides=ask.overrides,
     )
-    absolute = [name if name.startswith(("hf:", "builtin:")) else str(Path(name).resolve()) for name in ask.text]
     place = Place(
         folder=ask.out.resolve(),
         base=base,
-        text=tuple(absolute),
-        held_out=ask.held_out,
-        separator=ask.separator,
-        field=ask.field,
-        judge=ask.judge,
-        device=ask.device,
+        text=tuple(name if _is_named(name) else str(Path(name).resolve()) for name in ask.text),
+        **{name: getattr(ask, name) for name in ("held_out", "separator", "field", "judge", "device")},
     )
     place.claim(setting)
     return place, setting, bundle
 
 
+def _check(ask: Ask, factor: Factor) -> None:
+    """Raise for what can be told from the words alone."""
+    if ask.seeds < FEWEST_SEEDS:
+        raise ValueError(f"--seeds is {ask.seeds}; allowed are {FEWEST_SEEDS} and more: one seed has no interval")
+    if ask.num < 2:
+        raise ValueError(f"--num is {ask.num}; allowed are 2 samples and more: one has no interval")
+    if ask.train_steps is not None and ask.train_steps < 1:
+        raise ValueError(f"--train-steps is {ask.train_steps}; allowed are whole numbers >= 1")
+    if not ask.text:
+        raise ValueError("the training text is missing; name it with --text FILE")
+    if ask.held_out is None and factor.kind != "time":
+        raise ValueError("held-out text is missing; name it with --held-out FILE: without it no number has a scale")
+    for name in filter(None, (*ask.text, ask.held_out)):
+        if not _is_named(name) and not Path(name).exists():
+            raise ValueError(f"{name} is not there; give a text file, or hf:NAME")
+    if factor.figure is not None:
+        require_plots()
+    if factor.kind != "time":
+        make_judge(ask.judge)
+
+
+def _is_named(text: str) -> bool:
+    """Whether a text is somewhere else than in a file."""
+    return text.startswith(("hf:", "builtin:"))
+
+
 def _public_judge(name: str) -> str:
     """A judge without the folders of somebody's machine."""
     kind, colon, file = name.rpartition(":")
-    return f"{kind}{colon}{Path(file).name}"
+    return f"{kind}{colon}{Path(file).name}" if Path(file).exists() else name
 
 
 def _corpus(ask: Ask, place: Place, bundle: Bundle) -> None:
