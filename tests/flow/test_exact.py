@@ -174,7 +174,7 @@ def fitted_slope(x, y):
 @every_schedule
 def test_exact_jump_converges_with_order_one(source, schedule):
     path, p_1 = world(source, schedule)
-    steps = [32, 64, 128, 256]
+    steps = [32, 64, 128]
     assert fitted_slope(steps, errors(path, p_1, ExactJump(), steps)) == pytest.approx(-1, abs=0.06)
 
 
@@ -204,10 +204,10 @@ def test_every_rule_converges_to_the_data(source, jump, schedule):
 def test_the_literal_forced_last_jump_does_not_converge():
     """Two tokens, one position: the printed rule throws every token off its value at the end."""
     path, p_1 = Path(UniformSource(2)), torch.tensor([0.64, 0.36], dtype=torch.float64)
-    forced = errors(path, p_1, LiteralJump(SingleJump()), [8, 64, 512, 2048])
+    forced = errors(path, p_1, LiteralJump(SingleJump()), [8, 64, 512])
     assert forced[-1] == pytest.approx(0.28, abs=0.01)
     assert max(forced[1:]) - min(forced[1:]) < 0.02
-    assert errors(path, p_1, SingleJump(), [2048])[0] < 0.01
+    assert errors(path, p_1, SingleJump(), [512])[0] < 0.01
 
 
 @every_source
@@ -231,16 +231,16 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
     def step(t, t_next):
         return transition_matrix(exact.posterior(t), path, ExactJump(), t=t, t_next=t_next)
 
-    truth = product(1000, magnus)
-    gaps = [float((product(pieces, step) - truth).abs().max()) for pieces in (50, 100, 200)]
-    assert fitted_slope([50, 100, 200], gaps) == pytest.approx(-1, abs=0.1)
+    truth = product(250, magnus)  # of order two
+    gaps = [float((product(pieces, step) - truth).abs().max()) for pieces in (32, 64, 128)]
+    assert fitted_slope([32, 64, 128], gaps) == pytest.approx(-1, abs=0.1)
 
 
 def test_the_uniform_source_remembers_where_it_came_from():
     """Two tokens, fair data, one position: P(X_1 = x | X_0 = x) = (1 + 1/e)/2, not 1/2."""
     path = Path(UniformSource(2))
     exact = ExactDenoiser(path, p_1=torch.tensor([0.5, 0.5], dtype=torch.float64))
-    joint = sampler_law(exact, path, torch.eye(2, dtype=torch.float64), grid=Grid.uniform(2000), jump=ExactJump())
+    joint = sampler_law(exact, path, torch.eye(2, dtype=torch.float64), grid=Grid.uniform(500), jump=ExactJump())
     assert float(joint[0, 0]) == pytest.approx((1 + math.exp(-1)) / 2, abs=1e-3)
 
 
