@@ -151,7 +151,7 @@ def test_churn_remasks_only_when_asked_for():
 def test_churn_does_not_move_the_law(source):
     """With the exact posterior and many steps the end is p_1, with renoising as without."""
     path, p_1 = world(source, PolynomialSchedule())
-    exact, rows = ExactDenoiser(path, p_1=p_1), 20_000
+    exact, rows = ExactDenoiser(path, p_1=p_1), 8_000
     x_1 = run(exact, path, samples=range(rows), length=2, steps=24, churn=1.0)
     index = x_1[:, 0] * path.source.vocab_size + x_1[:, 1]
     shares = torch.bincount(index, minlength=p_1.numel()) / rows
