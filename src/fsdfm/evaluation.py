@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fsdfm import data as texts
 from fsdfm.checkpoint import Bundle, describe_model
+from fsdfm.embedded import find_model
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import make_judge
@@ -418,7 +419,7 @@ def _metrics(text: str | None) -> tuple[str, ...] | None:
 
 
 def _describe(request: Request, lm: LanguageModel) -> dict[str, Any]:
-    folder = Path(request.model or "fewstep").resolve()
+    folder = find_model(request.model).resolve()
     of_run = folder.parent.parent.name if folder.parent.name == "checkpoints" else ""
     return {
         "name": request.name or " ".join(filter(None, (of_run, folder.name))),

@@ -8,6 +8,7 @@ from pathlib import Path
 from fsdfm import data
 from fsdfm.checkpoint import load_model
 from fsdfm.config import Recipe, load_recipe, recipe_names
+from fsdfm.embedded import NAMES
 from fsdfm.learn.objective import FewStepObjective
 from fsdfm.model import ModelConfig
 from fsdfm.plan import Workload
@@ -46,7 +47,7 @@ def _planned_model(recipe: Recipe) -> ModelConfig:
         return model_config(recipe, make_path(recipe.flow, _num_tokens(recipe)).source.vocab_size)
     if section.parent is None:
         raise ValueError("model.llama2c decides the size when it is converted; fsdfm convert it, and name model.parent")
-    if Path(section.parent).is_dir():
+    if section.parent in NAMES or Path(section.parent).is_dir():
         config = load_model(section.parent, device="meta").model.config
     else:
         recipes = [load_recipe(name) for name in recipe_names()]
