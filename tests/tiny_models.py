@@ -43,6 +43,8 @@ def random_bundle(
 class KnownDenoiser(nn.Module):
     """A denoiser that computes its logits itself and remembers what it was told."""
 
+    precision = "float32"
+
     def __init__(self, answer):
         super().__init__()
         self.answer, self.told = answer, []
