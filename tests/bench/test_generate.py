@@ -71,7 +71,7 @@ def test_every_key_is_measured():
 
 
 def test_a_sweep_alone_compares_nothing(tmp_path):
-    setting = GenerateBench("tiny", 8, 2, 1, compare=(), lengths=(4,), changes=SMALL)
+    setting = GenerateBench("tiny", 8, 2, 1, compare=(), lengths=(4,), clock="cpu", changes=SMALL)
     result = bench_generate(setting)
     assert result["seconds"] == result["peak_mib"] == {}
     assert result["over_trunk"] is None
@@ -80,7 +80,16 @@ def test_a_sweep_alone_compares_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"preset": "huge"}, {"length": 0}, {"steps": 0}, {"repeats": 0}, {"compare": ("us",)}, {"batch": (0,)}]
+    "bad",
+    [
+        {"preset": "huge"},
+        {"length": 0},
+        {"steps": 0},
+        {"repeats": 0},
+        {"compare": ("us",)},
+        {"batch": (0,)},
+        {"clock": "sun"},
+    ],
 )
 def test_impossible_settings_are_errors(bad):
     with pytest.raises(ValueError, match="allowed"):
@@ -92,6 +101,7 @@ def test_the_command_says_what_it_cannot_read(tmp_path):
     for arguments, told in (
         (["--batch", "1,x"], "whole numbers with commas"),
         (["--compare", "gpt3"], "allowed are gemm"),
+        (["--clock", "cpu"], "allowed is 1"),
         (["--plot", str(tmp_path / "x.doc")], ".png"),
     ):
         done = runner.invoke(app, ["bench", "generate", *arguments])

@@ -41,13 +41,14 @@ def draw_generate(result: Mapping[str, Any]) -> Figure:
     panels = [
         name for name in ("seconds", "lengths", "batch") if name in sweeps or (name == "seconds" and result[name])
     ]
+    steps = result["setting"]["steps"]
     figure = Figure(figsize=(4.2 * max(1, len(panels)), 3.4), layout="constrained")
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axis, name in zip(axes, panels, strict=False):
         if name == "seconds":
             _bars(axis, result)
         elif name == "lengths":
-            _line(axis, sweeps[name], "length", "seconds", "a text, seconds")
+            _line(axis, sweeps[name], "length", "seconds", f"a text in {steps} steps, seconds")
         else:
             _line(axis, sweeps[name], "batch", "tokens_per_second", "tokens a second")
         axis.spines[["top", "right"]].set_visible(False)
@@ -69,10 +70,15 @@ def _line(axis: Axes, rows: Sequence[Mapping[str, float]], x: str, y: str, label
     points = [(row[x], row[y]) for row in rows]
     axis.plot(*zip(*points, strict=True), "o-", color=OURS)
     axis.set(xscale="log", yscale="log" if y == "seconds" else "linear", xlabel=x, ylabel=label)
+    beside, side = ((-5, 5), "right") if y == "seconds" else ((0, 6), "center")  # off a line that rises
     for point in points:
-        axis.annotate(f"{point[1]:.3g}", point, (0, 6), textcoords="offset points", ha="center", color=INK)
-    axis.margins(0.15)
-    if y != "seconds":
+        axis.annotate(f"{point[1]:.3g}", point, beside, textcoords="offset points", ha=side, color=INK)
+    axis.margins(0.2, 0.15)
+    if y == "seconds":  # what a cost in proportion to the length would be
+        (first, cost), (last, _) = points[0], points[-1]
+        axis.plot((first, last), (cost, cost * last / first), "--", color=OTHERS, zorder=0, label="in proportion")
+        axis.legend(frameon=False, loc="upper left")
+    else:
         axis.set_ylim(0, 1.2 * max(value for _, value in points))
     axis.set_xticks([value for value, _ in points], [f"{value:g}" for value, _ in points])
     axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)

@@ -48,6 +48,8 @@ _FORWARDS = 2  # full forwards measured, and scaled to the steps
 _SWEEP_SECONDS = 20.0  # a size that has taken longer is not repeated
 _GPT2_POSITIONS = 1024
 
+_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
 Job = Callable[[], object]
 
 
@@ -62,6 +64,7 @@ class GenerateBench:
     compare: tuple[str, ...] = COMPARISONS
     batch: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    clock: str = "wall"  # cpu: seconds this process computes, which other work on the machine hardly changes
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the preset's fields
 
     def __post_init__(self) -> None:
@@ -74,6 +77,8 @@ class GenerateBench:
         for name in self.compare:
             if name not in COMPARISONS:
                 raise ValueError(f"compare has {name!r}; allowed are {', '.join(COMPARISONS)}")
+        if self.clock not in _CLOCKS:
+            raise ValueError(f"clock is {self.clock!r}; allowed are {', '.join(_CLOCKS)}")
         self.config()
 
     def config(self) -> ModelConfig:
@@ -86,7 +91,7 @@ class GenerateBench:
 def bench_generate(setting: GenerateBench) -> dict[str, Any]:
     """The ratios of the issue's table under their names, and `seconds`, `peak_mib`, `sweeps` they are made of."""
     model = make_model(setting.config())
-    seconds = _medians(_jobs(setting, model), repeats=setting.repeats)
+    seconds = _medians(_jobs(setting, model), setting)
     memory = {name: _peak_in_a_fresh_process(name, setting) for name in _remembered(setting)}
     return {
         **_ratios(seconds, memory, setting),
@@ -210,21 +215,22 @@ def _gpt2(length: int) -> dict[str, Job]:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def _medians(jobs: Mapping[str, Job], *, repeats: int, limit: float | None = None) -> dict[str, float]:
+def _medians(jobs: Mapping[str, Job], setting: GenerateBench, *, limit: float | None = None) -> dict[str, float]:
     """Median seconds of each job, all of them once a round; above the limit in all a job is not repeated.
 
     There is no round to warm up: a job is long against what is allocated once. Hence the first matrix product.
     """
     torch.randn(512, 512) @ torch.randn(512, 512)
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    clock = _CLOCKS[setting.clock]
     with Progress(transient=True) as progress:
-        task = progress.add_task("bench generate", total=repeats * len(jobs))
-        for _ in range(repeats):
+        task = progress.add_task("bench generate", total=setting.repeats * len(jobs))
+        for _ in range(setting.repeats):
             for name, job in jobs.items():
                 if limit is None or sum(seconds[name]) < limit:
-                    started = time.perf_counter()
+                    started = clock()
                     job()
-                    seconds[name].append(time.perf_counter() - started)
+                    seconds[name].append(clock() - started)
                 progress.advance(task)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
@@ -281,7 +287,7 @@ def _sweep(setting: GenerateBench, model: DiT) -> dict[str, list[dict[str, float
     sizes = [(batch, setting.length) for batch in setting.batch] + [(1, length) for length in setting.lengths]
     for batch, length in sizes:
         jobs[f"{batch} x {length}"] = _one_step(model, setting, batch=batch, length=length)
-    seconds = _medians(jobs, repeats=setting.repeats, limit=_SWEEP_SECONDS) if jobs else {}
+    seconds = _medians(jobs, setting, limit=_SWEEP_SECONDS) if jobs else {}
 
     def row(batch: int, length: int) -> dict[str, float]:
         taken = setting.steps * seconds[f"{batch} x {length}"]

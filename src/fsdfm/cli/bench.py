@@ -87,6 +87,9 @@ def bench_generate_command(
     batch: Annotated[str, typer.Option(help="Also the throughput at these batch sizes: 1,4,16.")] = "",
     lengths: Annotated[str, typer.Option(help="Also the cost at these lengths: 256,512,1024.")] = "",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
+    clock: Annotated[
+        str, typer.Option(help="wall, or cpu: seconds computed, fair on a busy machine; with one thread.")
+    ] = "wall",
     json_file: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the result to this file.")] = None,
 ) -> None:
@@ -105,7 +108,12 @@ def bench_generate_command(
         compare=names,
         batch=_counts(batch, "batch"),
         lengths=_counts(lengths, "lengths"),
+        clock=clock,
     )
+    if clock == "cpu" and threads != 1:
+        raise ValueError(
+            f"--clock is cpu with --threads {threads}; allowed is 1: threads that wait for others count, too"
+        )
     check_writable(json_file)
     check_writable(plot)
     require_plots(plot)
@@ -144,7 +152,8 @@ def _print_generate(result: dict[str, Any]) -> None:
     if seconds:
         is_papers = (setting["preset"], setting["length"], setting["steps"]) == ("170m", 1024, 8)
         about = f"{setting['preset']}, {setting['length']} tokens, {setting['steps']} steps"
-        table = Table(title=f"{about}, {result['threads']} threads")
+        seconds_of = "" if setting["clock"] == "wall" else ", CPU seconds"
+        table = Table(title=f"{about}, threads: {result['threads']}{seconds_of}")
         for column in ("key", "what", "measured", "wanted"):
             table.add_column(column, justify="right" if column in ("measured", "wanted") else "left")
         for key, what, side, reach in _TABLE:
