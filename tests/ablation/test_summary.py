@@ -81,6 +81,18 @@ def test_a_win_that_cooling_explains_is_only_a_drop_in_entropy():
     assert other.words == "refuted, but only as a drop in entropy"
 
 
+def test_a_win_that_cooling_explains_in_part_is_undecided_at_equal_entropy():
+    b = [(100.0, 7.0), (100.0, 7.0), (100.0, 7.0)]
+    a = [(100 * math.exp(d), 6.5) for d in (-1.0, -1.3, -1.6)]
+    assert verdict_of(scores_of(a, b, slope=1.2)).words == "reproduced, but undecided at equal entropy"
+
+
+def test_an_entropy_that_may_be_as_high_qualifies_nothing():
+    b = [(100.0, 7.0), (101.0, 7.0), (99.0, 7.0)]
+    a = [(90.0, 7.2), (91.0, 6.6), (89.0, 6.9)]
+    assert verdict_of(scores_of(a, b, slope=1.0)).words == "reproduced"
+
+
 def test_a_win_beyond_cooling_is_a_win():
     b = [(100.0, 7.0), (101.0, 7.0), (99.0, 7.0)]
     better = [(p * math.exp(-0.9), 6.5 + k / 1000) for k, (p, _) in enumerate(b)]

@@ -9,7 +9,8 @@ or entropies, turned so that a negative d is the paper's direction:
 
 A perplexity may be lower because the text is better or because it is poorer. The base at lower temperatures shows what
 a loss of entropy alone gains: f(H), log-perplexity by entropy, a budget and a seed at a time. What a variant is worth
-at equal entropy is log perplexity - f(entropy), and a win that this does not confirm is only a drop in entropy.
+at equal entropy is log perplexity - f(entropy). Where the winner's entropy is surely lower and this does not confirm
+the win, the verdict says so: only a drop in entropy if less than half of d is left, else undecided at equal entropy.
 """
 
 from __future__ import annotations
@@ -210,18 +211,23 @@ class Verdict:
         return decide(self.distance)
 
     @property
-    def only_entropy(self) -> bool:
-        """Whether the side that wins has the lower entropy and does not win at equal entropy."""
+    def poorer(self) -> bool:
+        """Whether the side that wins has surely the lower entropy, and not surely the lower perplexity at equal one."""
         if self.result == "undecided" or self.equal is None or self.entropy is None:
             return False
-        sign = 1 if self.result == "reproduced" else -1
-        confirmed = decide(self.equal) == self.result
-        return sign * self.entropy.mean < 0 and not confirmed
+        return decide(self.entropy) == self.result and decide(self.equal) != self.result
+
+    @property
+    def only_entropy(self) -> bool:
+        """Whether less than half of what a poorer side wins is left at equal entropy."""
+        return self.poorer and self.equal is not None and self.equal.mean / self.distance.mean < 1 / 2
 
     @property
     def words(self) -> str:
-        """The result, and that it is only a drop in entropy where it is."""
-        return f"{self.result}, but only as a drop in entropy" if self.only_entropy else self.result
+        """The result, and what is left of it at equal entropy."""
+        if self.only_entropy:
+            return f"{self.result}, but only as a drop in entropy"
+        return f"{self.result}, but undecided at equal entropy" if self.poorer else self.result
 
 
 def verdicts(factor: Factor, scores: Scores, variants: Sequence[Variant]) -> list[Verdict]:
