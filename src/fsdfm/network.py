@@ -46,18 +46,21 @@ class Network:
     def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
         """The features of positions b * L + i, in order: int64 [N] -> [N, C].
 
-        How many rows a sample has is its own affair (its coins decide), so a sample asked alone keeps its shapes.
+        How many rows a sample has is its own affair (its coins decide), so a sample asked alone keeps its shapes. One
+        with no rows is not computed: of 1,024 steps over 256 positions nearly half have nothing to draw.
         """
         if self.rows > 1 or self.runtime.config.compile or not isinstance(self.model, PickyDenoiser):
             return self.trunk(x_t, t, h).flatten(0, 1)[rows]
         parts, length = [], x_t.shape[1]
         counts = torch.bincount(rows // length, minlength=len(x_t)).tolist()
         for sample, own in enumerate(torch.split(rows, counts)):
+            if len(own) == 0:
+                continue
             one = slice(sample, sample + 1)
             with self.runtime.autocast():
                 found = self.model.features_at(x_t[one], t[one], h[one], rows=own - sample * length)
             parts.append(found.to(torch.float32))
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else torch.empty(0, 0)
 
     @torch.no_grad()
     def logits_at(self, features: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ import torch
 
 import fsdfm
 from fsdfm.checkpoint import save_model
-from fsdfm.flow import JUMPS, Grid, Path, PolynomialSchedule
+from fsdfm.flow import JUMPS, Grid, Path, PolynomialSchedule, sample
 from fsdfm.flow.sampler import SplitLogits
 from fsdfm.network import Network
+from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig
 from fsdfm.text import LanguageModel, Settings
 from fsdfm.text.walk import cut_blocks
@@ -48,10 +49,10 @@ def test_the_arithmetic_of_a_row_does_not_know_the_batch(budgets):
         assert torch.equal(network.trunk(x_t[row : row + 1], t[row : row + 1], h[row : row + 1])[0], features[row])
     rows = torch.arange(0, 105, 2)  # some of every sample
     together = torch.cat([tile for _, tile, _ in SplitLogits(network, features).tiles(rows)])
-    for sample in range(5):
-        own = rows[rows // 21 == sample] - 21 * sample
-        alone = [tile for _, tile, _ in SplitLogits(network, features[sample : sample + 1]).tiles(own)]
-        assert torch.equal(torch.cat(alone), together[rows // 21 == sample])
+    for row in range(5):
+        own = rows[rows // 21 == row] - 21 * row
+        alone = [tile for _, tile, _ in SplitLogits(network, features[row : row + 1]).tiles(own)]
+        assert torch.equal(torch.cat(alone), together[rows // 21 == row])
 
 
 def test_the_features_of_a_sample_do_not_know_the_batch():
@@ -64,6 +65,19 @@ def test_the_features_of_a_sample_do_not_know_the_batch():
     torch.testing.assert_close(together, network.trunk(x_t, t, h).flatten(0, 1)[rows])
     alone = network.features_at(x_t[2:], t[2:], h[2:], rows=rows[3:] - 42)
     assert torch.equal(together[3:], alone)
+
+
+def test_a_sample_with_nothing_to_draw_is_not_computed(monkeypatch):
+    bundle = random_bundle()
+    network, path = Network(bundle.model, Runtime(RuntimeConfig(device="cpu"))), bundle.path
+    noise, calls = Noise(0, range(3)), []
+    x_0 = path.source.sample(noise, 5)
+    plain = sample(bundle.model, path, x_0, grid=Grid.uniform(20), noise=noise)
+    real = bundle.model.features_at
+    monkeypatch.setattr(bundle.model, "features_at", lambda *a, rows: (calls.append(len(rows)), real(*a, rows=rows))[1])
+    assert torch.equal(sample(network, path, x_0, grid=Grid.uniform(20), noise=noise), plain)
+    assert min(calls) > 0
+    assert len(calls) < 45  # of 60
 
 
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])
