@@ -143,10 +143,8 @@ class Tables:
             parts.append(f"In its text: {factor.quote}.")
         if not parts:
             parts.append("The paper prints no numbers for this.")
-        parts.append(
-            "0.17 B parameters, 1,024 tokens, perplexity under gpt2-large as a mean over sequences: levels do not "
-            "compare with ours, directions do."
-        )
+        measure = "" if factor.kind == "time" else ", perplexity under gpt2-large as a mean over sequences"
+        parts.append(f"0.17 B parameters, 1,024 tokens{measure}: levels do not compare with ours, directions do.")
         return "\n\n".join(parts)
 
 
