@@ -101,7 +101,7 @@ def test_couple_keeps_pairs_and_goes_on(tmp_path):
     assert Pairs(tmp_path / "tied").header.about["draws"] == "tied"
     for option, value, sentence in (
         ("--draws", "tide", "did you mean 'tied'?"),
-        ("--jump", "single", "made for the exact rule"),
+        ("--jump", "single", "allowed are exact and spaced"),
         ("--precision", "half", "precision is 'half'; allowed are auto, float32, bfloat16"),
     ):
         wrong = runner.invoke(app, [*tied, option, value])

@@ -9,6 +9,7 @@ from worlds import SCHEDULES, SOURCES, world
 
 from fsdfm.flow import (
     DenseLogits,
+    ExactDenoiser,
     ExactJump,
     Filter,
     Grid,
@@ -18,9 +19,12 @@ from fsdfm.flow import (
     Path,
     PolynomialSchedule,
     SingleJump,
+    SpacedJump,
     StratifiedJump,
     UniformSource,
     advance,
+    sample,
+    total_variation,
     transition_log_prob,
     velocity,
 )
@@ -251,6 +255,49 @@ class TestStratified:
             transition_log_prob(torch.zeros(1, 1, 3), x, x, redraws, jump=StratifiedJump(), path=path)
         with pytest.raises(ValueError, match="not Markov"):
             StratifiedJump().kernel(torch.ones(1, 3) / 3, x[0], redraws)
+
+
+class TestSpaced:
+    grid = Grid.uniform(8)
+
+    def candidates(self, rows=3000, length=40, schedule=None):
+        jump, noise, schedule = SpacedJump(), Noise(0, range(rows)), schedule or PolynomialSchedule()
+        bounds = -torch.expm1(-jump.redraws(schedule, self.grid.times[:-1], self.grid.times[1:]))
+        table = bounds.expand(rows, -1)
+        coins = [jump.coins(noise, length, step, table[:, : step + 1]) for step in range(8)]
+        return torch.stack([coin < bounds[step] for step, coin in enumerate(coins)]), bounds
+
+    @pytest.mark.parametrize("schedule", [PolynomialSchedule(), PolynomialSchedule(2)])
+    def test_a_position_alone_cannot_tell(self, schedule):
+        """Its first turn comes when kappa says so, and later ones are as likely as ever."""
+        candidates, bounds = self.candidates(schedule=schedule)
+        first = candidates.int().argmax(0)
+        assert bool(candidates.any(0).all())
+        kappa = schedule.kappa(self.grid.times)
+        for step in range(8):
+            turns = (first == step).double()
+            assert float(turns.mean()) == pytest.approx(float(kappa[step + 1] - kappa[step]), abs=5e-3)
+            assert float(turns.mean(0).std()) < 0.02, "at every position"
+            later = candidates[step][first < step].double()
+            assert not len(later) or float(later.mean()) == pytest.approx(float(bounds[step]), abs=0.01)
+
+    def test_those_of_one_step_are_far_apart(self):
+        candidates, _ = self.candidates(rows=50, length=500)
+        first = candidates.int().argmax(0)
+        for row in first:
+            for step in range(8):
+                gaps = (row == step).nonzero()[:, 0].diff()
+                assert int(gaps.min()) >= 5
+                assert int(gaps.max()) <= 13
+
+    def test_the_law_of_the_data_is_kept(self):
+        """Not Markov, so not exact: what is lost with the true posterior in many steps is little."""
+        path, p_1 = world("uniform", PolynomialSchedule(), vocab=3, length=3)
+        noise = Noise(0, range(20_000))
+        x_0 = path.source.sample(noise, 3)
+        x_1 = sample(ExactDenoiser(path, p_1=p_1), path, x_0, grid=Grid.uniform(32), noise=noise, jump=SpacedJump())
+        counts = torch.bincount((x_1 * torch.tensor([9, 3, 1])).sum(1), minlength=27).double()
+        assert total_variation(counts / counts.sum(), p_1.flatten()) < 0.05
 
 
 @every_rule

@@ -54,7 +54,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
-    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant or stratified.")] = "exact",
+    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact",
     grid: Annotated[str, typer.Option(help="uniform or kappa.")] = "uniform",
     start: Annotated[
         float | None, typer.Option(help="Where repairs and continuations start; kappa^-1(share given) unless said.")

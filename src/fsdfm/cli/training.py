@@ -111,7 +111,7 @@ def couple(
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
-    jump: Annotated[str, typer.Option(help="exact, single, instant or stratified.")] = "exact",
+    jump: Annotated[str, typer.Option(help="exact, single, instant, stratified or spaced.")] = "exact",
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
     temperature: Annotated[float, typer.Option(help="Of the parent's posteriors.")] = 1.0,
     seed: SeedOption = 0,

@@ -31,7 +31,7 @@ class Shared:
     temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None
-    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant or stratified.")] = "exact"
+    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact"
     grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
     start: Annotated[
         float | None, typer.Option(help="The time to start from; by default it follows from what is given.")

@@ -43,10 +43,13 @@ __all__ = [
     "LiteralJump",
     "RowLogits",
     "SingleJump",
+    "SpacedJump",
     "StratifiedJump",
     "advance",
     "transition_log_prob",
 ]
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Jump(ABC):
@@ -178,15 +181,8 @@ class LiteralJump(Jump):
 
 
 @dataclass(frozen=True)
-class StratifiedJump(Jump):
-    """A rule whose candidates are spread evenly over the steps instead of independently (variance-reduced).
-
-    With A_s the sum of the candidate probabilities up to step s and one uniform phase U a position, the position is a
-    candidate in step s if floor(A_s + U) > floor(A_{s-1} + U). Every step keeps its probability; the number of
-    candidates of a position loses its variance, to floor or ceil of A_S. It is not Markov and so has no transition
-    probability. It is made for sources whose tokens may move again: a position that leaves once for all, as under the
-    mask source, would leave ahead of the schedule (P(left by s) = min(1, A_s) instead of kappa).
-    """
+class _PlannedJump(Jump):
+    """A rule whose candidates do not come independently; what a candidate does is the other rule's affair."""
 
     rule: Jump = field(default_factory=ExactJump)
     markov = False
@@ -200,6 +196,18 @@ class StratifiedJump(Jump):
     def _leave_ratio(self, q: Tensor, redraws: Tensor) -> Tensor:
         return self.rule._leave_ratio(q, redraws)
 
+
+@dataclass(frozen=True)
+class StratifiedJump(_PlannedJump):
+    """A rule whose candidates are spread evenly over the steps instead of independently (variance-reduced).
+
+    With A_s the sum of the candidate probabilities up to step s and one uniform phase U a position, the position is a
+    candidate in step s if floor(A_s + U) > floor(A_{s-1} + U). Every step keeps its probability; the number of
+    candidates of a position loses its variance, to floor or ceil of A_S. It is not Markov and so has no transition
+    probability. It is made for sources whose tokens may move again: a position that leaves once for all, as under the
+    mask source, would leave ahead of the schedule (P(left by s) = min(1, A_s) instead of kappa).
+    """
+
     def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
         """1 where the position is no candidate, else uniform below the candidate probability."""
         bound = bounds[:, -1:]
@@ -209,11 +217,34 @@ class StratifiedJump(Jump):
         return torch.where(candidate, bound * noise.uniform(Purpose.COIN, length, step), 1.0)
 
 
+@dataclass(frozen=True)
+class SpacedJump(_PlannedJump):
+    """A rule in which neighbours take their first turn far apart: who is drawn together is spread over the text.
+
+    Positions drawn in one step do not see each other, and neighbours depend on each other most. So position i has its
+    first turn at the time when kappa reaches frac(U + i/phi), phi the golden ratio, U one uniform phase a sample: those
+    whose turn is in the same step are as evenly spread as can be, whatever the grid. Later turns are independent
+    again. Since U is uniform each position, taken alone, is a candidate exactly as often and as early as under the
+    rule itself, with every source; only together they are not independent. It is not Markov.
+    """
+
+    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+        """1 before a position's first turn, uniform below the candidate probability at it, any uniform after it."""
+        bound = bounds[:, -1:]
+        begin = 1 - (1 - bounds[:, :-1]).prod(-1, keepdim=True)
+        end = 1 - (1 - begin) * (1 - bound)
+        position = torch.arange(length, dtype=bounds.dtype, device=bounds.device)
+        turn = torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
+        coin = noise.uniform(Purpose.COIN, length, step)
+        return torch.where(turn < begin, coin, torch.where(turn < end, bound * coin, 1.0))
+
+
 JUMPS: dict[str, Jump] = {
     "exact": ExactJump(),
     "single": SingleJump(),
     "instant": InstantJump(),
     "stratified": StratifiedJump(ExactJump()),
+    "spaced": SpacedJump(ExactJump()),
 }
 """The rules by their names on the command line and in recipes."""
 

@@ -2,8 +2,9 @@
 
 The pairs (x_0, x_1) are draws of a coupling pi(x_0, x_1) of the same two ends. A child trained on them with the path
 loss predicts what the parent makes of *this* noise, which is more certain than what data there may be: its steps can be
-larger. How certain depends on where the parent's own randomness comes from: draws tied to x_0 (`fsdfm.flow.tie`) leave
-much less to guess than free ones.
+larger. How certain depends on where the parent's own randomness comes from. Free draws have fresh numbers, which nobody
+can guess. Tied ones (`fsdfm.flow.tie`) read the first draw of a position off x_0 and take the coins and later draws,
+which only correct, from one noise for all pairs: x_1 is then a function of x_0.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Coupler:
     ) -> tuple[Tensor, Tensor]:
         """(x_0, x_1) of these samples, int64 [B, L] each."""
         noise = Noise(self.seed, samples)
+        public = Noise(self.seed, [0] * len(samples))
         x_0 = self.path.source.sample(noise, self.length).to(device)
         frozen = torch.zeros_like(x_0, dtype=torch.bool)
         if self.first_token is not None:
@@ -74,7 +76,7 @@ class Coupler:
             x_0,
             grid=self.grid,
             jump=self.jump,
-            noise=noise,
+            noise=noise if self.draws is None else public,
             frozen=frozen,
             filter=self.filter if self.draws is None else None,
             hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter),

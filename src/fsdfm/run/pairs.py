@@ -75,8 +75,8 @@ def make_pairs(
 
 def _coupler(bundle: Bundle, config: PairsConfig) -> Coupler:
     rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
-    if draws is not None and config.jump != "exact":
-        raise ValueError(f"jump is {config.jump!r} with tied draws, which are made for the exact rule: leave it out")
+    if draws is not None and config.jump not in ("exact", "spaced"):
+        raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
     return Coupler(
         bundle.path,
         config.length or bundle.length,

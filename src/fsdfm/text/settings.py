@@ -38,7 +38,7 @@ class Settings:
     steps         network calls for a block of text; 8, or the grid's
     seed          the same seed gives the same text
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn
-    jump          the rule of a step: exact, single, instant, stratified, or a `Jump`
+    jump          the rule of a step: exact, single, instant, stratified, spaced, or a `Jump`
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is; a blind repair estimates it
