@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from fsdfm.data import write_text
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Evaluation", "Measured", "Row", "load_evaluation", "save_evaluation"]
 
@@ -241,23 +242,8 @@ class Evaluation:
 
 
 def save_evaluation(evaluation: Evaluation, file: Path) -> None:
-    """Write a result file beside its place and rename it: at every moment the file is whole, the old or the new."""
-    text = json.dumps(evaluation.to_json(), indent=1, allow_nan=False) + "\n"
-    side = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with side.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(side, file)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {file}: {error.strerror}; choose a file in a folder you may write to"
-        ) from error
-    finally:
-        if side.exists():
-            side.unlink()
+    """Write a result file: at every moment it is whole."""
+    write_text(file, json.dumps(evaluation.to_json(), indent=1, allow_nan=False) + "\n")
 
 
 def load_evaluation(file: Path) -> Evaluation:

@@ -30,8 +30,8 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file beside itself, then in its place."""
-    side = path.with_name(path.name + ".tmp")
+    """Write a small file beside its place and rename it: at every moment it is whole, the old one or the new."""
+    side = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with side.open("w", encoding="utf-8") as file:
@@ -40,4 +40,8 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         side.replace(path)
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; make room or choose another folder") from error
+        raise ValueError(
+            f"cannot write {path}: {error.strerror}; make room, or choose a folder you may write to"
+        ) from error
+    finally:
+        side.unlink(missing_ok=True)
