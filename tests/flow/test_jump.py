@@ -293,9 +293,9 @@ class TestSpaced:
     def test_the_law_of_the_data_is_kept(self):
         """Not Markov, so not exact: what is lost with the true posterior in many steps is little."""
         path, p_1 = world("uniform", PolynomialSchedule(), vocab=3, length=3)
-        noise = Noise(0, range(20_000))
+        noise = Noise(0, range(6_000))
         x_0 = path.source.sample(noise, 3)
-        x_1 = sample(ExactDenoiser(path, p_1=p_1), path, x_0, grid=Grid.uniform(32), noise=noise, jump=SpacedJump())
+        x_1 = sample(ExactDenoiser(path, p_1=p_1), path, x_0, grid=Grid.uniform(24), noise=noise, jump=SpacedJump())
         counts = torch.bincount((x_1 * torch.tensor([9, 3, 1])).sum(1), minlength=27).double()
         assert total_variation(counts / counts.sum(), p_1.flatten()) < 0.05
 

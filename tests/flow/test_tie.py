@@ -63,15 +63,16 @@ def test_tied_samples_follow_the_data_and_the_noise(schedule):
     """The law of x_1 is nearly that of free draws, and x_0 says much more about x_1."""
     path = Path(UniformSource(6), schedule)
     p_1 = coupled_data(6, 2, seed=3)
-    noise = Noise(seed=1, samples=range(12000))
+    noise = Noise(seed=1, samples=range(6000))
     x_0 = path.source.sample(noise, 2)
-    options = {"grid": Grid.uniform(32), "noise": noise}
+    options = {"grid": Grid.uniform(24), "noise": noise}
     denoiser = ExactDenoiser(path, p_1=p_1)
     free = sample(denoiser, path, x_0, **options)
     tied = sample(denoiser, path, x_0, hook=tied_draws(path, x_0), **options)
     laws = [torch.bincount(x[:, 0] * 6 + x[:, 1], minlength=36) / len(x) for x in (free, tied)]
-    assert total_variation(laws[0].double(), p_1.flatten()) < 0.05
-    assert total_variation(laws[1].double(), p_1.flatten()) < 0.09
+    errors = [total_variation(law.double(), p_1.flatten()) for law in laws]
+    assert errors[0] < 0.07  # of the steps, and of 6,000 samples
+    assert errors[1] < errors[0] + 0.04
 
     def information(x_1):
         joint = torch.bincount(x_0[:, 0] * 6 + x_1[:, 0], minlength=36).double().view(6, 6) / len(x_1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdfm.flow import JUMPS
-from fsdfm.show.checkerboard.study import BUDGETS, SOURCES, CheckerboardNumbers, NeverReached, Outcome, Setting
+from fsdfm.show.checkerboard.study import BUDGETS, RULES, SOURCES, CheckerboardNumbers, NeverReached, Outcome, Setting
 
 __all__ = ["captions"]
 
@@ -80,7 +79,7 @@ def _few_steps(numbers: CheckerboardNumbers) -> str:
     def shares(source: str) -> str:
         rows = (
             f"{rule} {_list(_percent(_outcome(numbers, 'exact', source, rule, steps).on_allowed) for steps in BUDGETS)}"
-            for rule in JUMPS
+            for rule in RULES
         )
         return f"{source} source: {_list(rows, '; ')}"
 
@@ -105,7 +104,7 @@ def _tables(numbers: CheckerboardNumbers) -> str:
     lines += [_row("posterior", "source", "rule", *budgets), _row(*["---"] * (3 + len(budgets)))]
     for denoiser in ("exact", "network"):
         for source in SOURCES:
-            for rule in JUMPS:
+            for rule in RULES:
                 found = [_outcome(numbers, denoiser, source, rule, steps) for steps in budgets]
                 cells = [f"{_percent(outcome.on_allowed)} / {outcome.jumps_a_token:.3f}" for outcome in found]
                 lines.append(_row(denoiser, source, rule, *cells))

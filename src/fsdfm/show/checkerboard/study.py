@@ -35,6 +35,7 @@ __all__ = ["CheckerboardNumbers", "NeverReached", "Outcome", "Setting", "States"
 
 SCHEDULES: dict[str, Schedule] = {"t": PolynomialSchedule(1.0), "t^2": PolynomialSchedule(2.0)}
 SOURCES = ("uniform", "mask")
+RULES = ("exact", "single", "instant", "stratified")  # two tokens have no neighbours to keep apart
 BUDGETS = (1, 2, 4, 8)
 
 Tick = Callable[[str], None]
@@ -144,7 +145,7 @@ def _settings(frames: int) -> list[Setting]:
         Setting(denoiser, source, rule, steps)
         for denoiser in ("exact", "network")
         for source in SOURCES
-        for rule in JUMPS
+        for rule in RULES
         for steps in budgets
     ]
     quadratic = [
