@@ -4,19 +4,15 @@ import signal
 import sys
 
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app, main
-from fsdfm.data import Tokenizer
 from fsdfm.evaluation import parse_steps
-from fsdfm.measure.judges import save_causal
-from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.quality.terminal import print_tables
-from tiny_models import random_bundle
+from tiny_models import random_bundle, save_judges
 
 runner = CliRunner()
 STORIES = "<|endoftext|>".join(f"The {k} cats sat on {k * k} mats, and then they slept. " for k in range(40))
@@ -26,11 +22,7 @@ STORIES = "<|endoftext|>".join(f"The {k} cats sat on {k * k} mats, and then they
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluate")
     save_model(folder / "tiny", random_bundle(length=24))
-    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
-    for seed, name in enumerate(("judge", "other")):
-        model = CausalModel(config)
-        torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
-        save_causal(folder / name, model, Tokenizer.bytes(), bos_id=256)
+    save_judges(folder)
     (folder / "held.txt").write_text(STORIES)
     return folder
 

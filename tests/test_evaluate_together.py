@@ -11,15 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from fsdfm.checkpoint import save_model
-from fsdfm.data import Tokenizer
 from fsdfm.evaluation import Request
-from fsdfm.measure.judges import save_causal
-from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.results import load_evaluation
-from tiny_models import random_bundle
+from tiny_models import random_bundle, save_judges
 from together import evaluate_quietly, refuse_evaluation, together
 
 pytestmark = pytest.mark.slow
@@ -32,11 +28,7 @@ def files(tmp_path_factory):
     """A model, two judges, text, and what one process measures with the first judge: one.json, one.jsonl."""
     folder = tmp_path_factory.mktemp("evaluate-together")
     save_model(folder / "tiny", random_bundle(length=24, bos_id=3))
-    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
-    for seed, name in enumerate(("judge", "other")):
-        model = CausalModel(config)
-        torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
-        save_causal(folder / name, model, Tokenizer.bytes(), bos_id=256)
+    save_judges(folder)
     (folder / "held.txt").write_text(STORIES)
     evaluate_quietly(asked(folder, "one"))
     return folder

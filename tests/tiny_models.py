@@ -1,5 +1,6 @@
 """Language models small enough for tests: a random network, and networks whose answer is known."""
 
+from pathlib import Path as FilePath
 from types import SimpleNamespace
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 from fsdfm.checkpoint import Bundle
 from fsdfm.data import Tokenizer
 from fsdfm.flow import MaskSource, MixtureSource, Path, PolynomialSchedule, Schedule, Source, UniformSource
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.measure.judges import save_causal
+from fsdfm.model import CausalConfig, CausalModel, DiT, ModelConfig
 
 BYTES = Tokenizer.bytes()
 SOURCES: dict[str, Source] = {
@@ -88,3 +90,12 @@ def unigram_world(exponent: float = 1.0, length: int = 600) -> tuple[Bundle, Ten
         return (p_1.log() + torch.log(kappa * shown + (1 - kappa) / 257 + 1e-300)).float()
 
     return known_bundle(answer, length=length, path=Path(SOURCES["uniform"], schedule)), p_1
+
+
+def save_judges(folder: FilePath) -> None:
+    """Two random causal models over bytes, as `judge` and `other`."""
+    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
+    for seed, name in enumerate(("judge", "other")):
+        model = CausalModel(config)
+        torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
+        save_causal(folder / name, model, BYTES, bos_id=256)

@@ -64,7 +64,7 @@ class Coupler:
     ) -> tuple[Tensor, Tensor]:
         """(x_0, x_1) of these samples, int64 [B, L] each."""
         noise = Noise(self.seed, samples)
-        public = Noise(self.seed, [0] * len(samples))
+        walk = noise if self.draws is None else Noise(self.seed, [0] * len(samples))
         x_0 = self.path.source.sample(noise, self.length).to(device)
         frozen = torch.zeros_like(x_0, dtype=torch.bool)
         if self.first_token is not None:
@@ -76,7 +76,7 @@ class Coupler:
             x_0,
             grid=self.grid,
             jump=self.jump,
-            noise=noise if self.draws is None else public,
+            noise=walk,
             frozen=frozen,
             filter=self.filter if self.draws is None else None,
             hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter),
