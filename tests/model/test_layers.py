@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -14,9 +15,9 @@ from fsdfm.model.layers import (
     Attention,
     Block,
     Cache,
-    Head,
     Mlp,
     Norm,
+    Projection,
     StackConfig,
     gelu_tanh,
     initialise,
@@ -185,16 +186,36 @@ def test_gelu_without_gradients_is_the_same_function(shape: tuple[int, ...]) -> 
     assert torch.equal(gelu_tanh(x.requires_grad_()), F.gelu(x, approximate="tanh"))
 
 
-@pytest.mark.parametrize("vocab", [5, 1024, 2500])
-def test_the_head_in_blocks_is_the_head(vocab: int) -> None:
-    head, x = Head(16, vocab), draw(7, 16)
+@pytest.mark.parametrize("shape", [(7, 16), (2, 3, 16), (1, 16), (0, 16), (2, 0, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_is_a_linear_with_and_without_gradients(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = Projection(16, 1027, bias=bias), draw(*shape)
+    expected = F.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    shaped = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5, check_dtype=False)
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            assert layer(x).is_contiguous()
+            shaped(layer(x), expected)
+            shaped(layer.part(x, 3, 1000), expected[..., 3:1000])
+            shaped(layer.gelu(x), F.gelu(expected, approximate="tanh"))
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, x.reshape(-1, 16).sum(0).expand(1027, 16), rtol=1e-5, atol=1e-5)
+
+
+def test_a_projection_takes_what_is_strided_and_leaves_it() -> None:
+    layer, wide = Projection(16, 8), draw(5, 40)
+    before = wide.clone()
     with torch.no_grad():
-        found = head(x)
-        assert found.shape == (7, vocab)
-        torch.testing.assert_close(found, F.linear(x, head.weight, head.bias))
-        assert head(x[None]).is_contiguous()  # [B, L, V] keeps the layout that callers expect
-    head(x).sum().backward()
-    torch.testing.assert_close(head.bias.grad, torch.full((vocab,), 7.0))
+        torch.testing.assert_close(layer(wide[:, 3:19]), F.linear(wide[:, 3:19], layer.weight, layer.bias))
+        torch.testing.assert_close(layer(wide.t()[:16].t()), layer(wide[:, :16].contiguous()))
+        layer.gelu(wide[:, :16])
+    assert torch.equal(wide, before)
+
+
+def test_a_projection_stays_out_of_the_way_of_autocast() -> None:
+    layer, x = Projection(16, 8), draw(5, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == layer.gelu(x).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

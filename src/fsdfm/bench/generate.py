@@ -27,7 +27,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor
 
@@ -168,12 +167,12 @@ def _quietly(function: Callable[..., Tensor], *arguments: Tensor) -> None:
 
 def _products(model: DiT, length: int) -> Job:
     """All matrix products of a trunk forward, from the model's own weights, so that they come from memory as there."""
-    weights = [layer.weight for block in model.blocks for layer in _linears(block)]
-    inputs = {width: torch.randn(length, width) for width in {weight.shape[1] for weight in weights}}
+    layers = [layer for block in model.blocks for layer in _linears(block)]
+    inputs = {width: torch.randn(length, width) for width in {layer.in_features for layer in layers}}
 
     def run() -> None:
-        for weight in weights:
-            F.linear(inputs[weight.shape[1]], weight)
+        for layer in layers:
+            _quietly(layer, inputs[layer.in_features])
 
     return run
 

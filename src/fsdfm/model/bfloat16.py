@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.model.dit import DiT
-from fsdfm.model.layers import replace_linears
+from fsdfm.model.layers import gelu_tanh, replace_linears
 
 __all__ = ["Bfloat16Linear", "multiplies_bfloat16", "narrow"]
 
@@ -36,6 +36,10 @@ class Bfloat16Linear(nn.Module):
         """Outputs start .. stop-1."""
         bias = None if self._bias is None else self._bias[start:stop]
         return F.linear(x.to(torch.bfloat16), self._weight[start:stop], bias).to(x.dtype)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """`gelu_tanh` of the outputs."""
+        return gelu_tanh(self(x))
 
 
 def multiplies_bfloat16() -> bool:

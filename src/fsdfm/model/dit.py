@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from fsdfm.model.layers import (
     AdaptiveBlock,
-    Head,
     Modulation,
     Norm,
     Rotary,
     StackConfig,
-    blank,
     draw_normal,
     embedding,
     initialise,
@@ -184,7 +182,7 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(AdaptiveBlock(config, config.cond_width) for _ in range(config.num_blocks))
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
-        self.head = blank(Head, config.width, config.vocab_size, bias=config.style == "paper")
+        self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.model.dit import DiT
-from fsdfm.model.layers import replace_linears
+from fsdfm.model.layers import gelu_tanh, replace_linears
 
 __all__ = ["Int8Linear", "quantise"]
 
@@ -55,6 +55,10 @@ class Int8Linear(nn.Module):
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Outputs start .. stop-1; all are computed, for packed weights cannot be cut."""
         return cast(Tensor, self(x)[..., start:stop])
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """`gelu_tanh` of the outputs."""
+        return gelu_tanh(self(x))
 
 
 def _round(rows: Tensor, scales: Tensor) -> Tensor:
