@@ -186,6 +186,15 @@ def test_gelu_without_gradients_is_the_same_function(shape: tuple[int, ...]) -> 
     assert torch.equal(gelu_tanh(x.requires_grad_()), F.gelu(x, approximate="tanh"))
 
 
+@pytest.fixture(params=[True, False], ids=["onednn", "torch"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who multiplies where nobody needs gradients, whatever this machine would choose."""
+    if request.param and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr("fsdfm.model.layers._onednn_is_faster", lambda: request.param)
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("shape", [(7, 16), (2, 3, 16), (1, 16), (0, 16), (2, 0, 16)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_projection_is_a_linear_with_and_without_gradients(shape: tuple[int, ...], bias: bool) -> None:
@@ -202,6 +211,7 @@ def test_a_projection_is_a_linear_with_and_without_gradients(shape: tuple[int, .
     torch.testing.assert_close(layer.weight.grad, x.reshape(-1, 16).sum(0).expand(1027, 16), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("library")
 def test_a_projection_takes_what_is_strided_and_leaves_it() -> None:
     layer, wide = Projection(16, 8), draw(5, 40)
     before = wide.clone()
@@ -212,6 +222,7 @@ def test_a_projection_takes_what_is_strided_and_leaves_it() -> None:
     assert torch.equal(wide, before)
 
 
+@pytest.mark.usefixtures("library")
 def test_a_projection_stays_out_of_the_way_of_autocast() -> None:
     layer, x = Projection(16, 8), draw(5, 16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
