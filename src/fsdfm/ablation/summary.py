@@ -8,8 +8,9 @@ or entropies, turned so that a negative d is the paper's direction:
     undecided    it holds 0
 
 A perplexity may be lower because the text is better or because it is poorer. The base at lower temperatures shows what
-a loss of entropy alone gains: f(H), log-perplexity by entropy, a budget and a seed at a time. What a variant is worth
-at equal entropy is log perplexity - f(entropy). Where the winner's entropy is surely lower and this does not confirm
+a loss of entropy alone gains: f(H), log-perplexity by entropy, a straight line for a budget and a seed, by least
+squares; its level is the seed's own, its slope that of all seeds, for three temperatures of one seed give a slope that
+is mostly noise. What a variant is worth at equal entropy is log perplexity - f(entropy). Where the winner's entropy is surely lower and this does not confirm
 the win, the verdict says so: only a drop in entropy if less than half of d is left, else undecided at equal entropy.
 """
 
@@ -161,20 +162,22 @@ class Scores:
 
     def excess(self, label: str, seed: int, budget: int) -> float | None:
         """log perplexity - f(entropy): below 0 is better than the base cooled to the same entropy."""
-        points = sorted(set(self.frontiers.get((seed, budget), ())))
-        if len(points) < 2 or len({h for h, _ in points}) < len(points):
-            return None
+        slope, points = self._slope(budget), self.frontiers.get((seed, budget))
         perplexity, entropy = (self.values.get((label, seed, name, budget)) for name in (PERPLEXITY, ENTROPY))
-        if perplexity is None or entropy is None:
+        if slope is None or not points or perplexity is None or entropy is None:
             return None
-        return math.log(perplexity) - _line(points, entropy)
+        (mean_entropy, level) = (statistics.fmean(column) for column in zip(*points, strict=True))
+        return math.log(perplexity) - (level + slope * (entropy - mean_entropy))
 
-
-def _line(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Through the points, straight from one to the next, and on beyond the last."""
-    right = next((n for n in range(1, len(points) - 1) if x <= points[n][0]), len(points) - 1)
-    (x_0, y_0), (x_1, y_1) = points[right - 1], points[right]
-    return y_0 + (y_1 - y_0) * (x - x_0) / (x_1 - x_0)
+    def _slope(self, budget: int) -> float | None:
+        """Nats of log-perplexity a bit of entropy as the base is cooled, over all seeds; None where nothing changes."""
+        up, across = 0.0, 0.0
+        for (_, steps), points in self.frontiers.items():
+            if steps == budget:
+                x, y = (statistics.fmean(column) for column in zip(*points, strict=True))
+                up += sum((a - x) * (b - y) for a, b in points)
+                across += sum((a - x) ** 2 for a, _ in points)
+        return up / across if across else None
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
