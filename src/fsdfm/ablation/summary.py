@@ -10,8 +10,9 @@ or entropies, turned so that a negative d is the paper's direction:
 A perplexity may be lower because the text is better or because it is poorer. The base at lower temperatures shows what
 a loss of entropy alone gains: f(H), log-perplexity by entropy, a straight line for a budget and a seed, by least
 squares; its level is the seed's own, its slope that of all seeds, for three temperatures of one seed give a slope that
-is mostly noise. What a variant is worth at equal entropy is log perplexity - f(entropy). Where the winner's entropy is surely lower and this does not confirm
-the win, the verdict says so: only a drop in entropy if less than half of d is left, else undecided at equal entropy.
+is mostly noise. What a variant is worth at equal entropy is log perplexity - f(entropy). Where the winner's entropy is
+surely lower and this does not confirm the win, the verdict says so: only a drop in entropy if less than half of d is
+left, else undecided at equal entropy.
 """
 
 from __future__ import annotations
