@@ -8,10 +8,9 @@ needed or not. Randomness comes from torch's own generator.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, PolynomialSchedule, Schedule
+from fsdfm.flow import Denoiser, PolynomialSchedule, Schedule, velocity
 
 __all__ = ["textbook_sample"]
 
@@ -37,8 +36,7 @@ def textbook_sample(
         if step == steps - 1:
             return _draw(probs, generator)
         scalar = float(schedule.mean_scalar(t[0], t[0] + h))
-        velocity = scalar * (probs - F.one_hot(x_t, probs.shape[-1]).to(probs))
-        rates = velocity.scatter(-1, x_t[..., None], 0.0)
+        rates = velocity(probs, x_t, scalar).scatter(-1, x_t[..., None], 0.0)
         intensity = rates.sum(-1)
         jumps = torch.rand(x_t.shape, generator=generator) < -torch.expm1(-h * intensity)
         x_t = torch.where(jumps, _draw(rates / intensity[..., None], generator), x_t)
