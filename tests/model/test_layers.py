@@ -200,13 +200,13 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_projection_is_a_linear_with_and_without_gradients(shape: tuple[int, ...], bias: bool) -> None:
     layer, x = Projection(16, 1027, bias=bias), draw(*shape)
     expected = F.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
-    shaped = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5, check_dtype=False)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5, check_dtype=False)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             assert layer(x).is_contiguous()
-            shaped(layer(x), expected)
-            shaped(layer.part(x, 3, 1000), expected[..., 3:1000])
-            shaped(layer.gelu(x), F.gelu(expected, approximate="tanh"))
+            close(layer(x), expected)
+            close(layer.part(x, 3, 1000), expected[..., 3:1000])
+            close(layer.gelu(x), F.gelu(expected, approximate="tanh"))
     layer(x).sum().backward()
     torch.testing.assert_close(layer.weight.grad, x.reshape(-1, 16).sum(0).expand(1027, 16), rtol=1e-5, atol=1e-5)
 

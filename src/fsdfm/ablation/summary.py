@@ -167,7 +167,7 @@ class Scores:
         perplexity, entropy = (self.values.get((label, seed, name, budget)) for name in (PERPLEXITY, ENTROPY))
         if slope is None or not points or perplexity is None or entropy is None:
             return None
-        (mean_entropy, level) = (statistics.fmean(column) for column in zip(*points, strict=True))
+        mean_entropy, level = (statistics.fmean(column) for column in zip(*points, strict=True))
         return math.log(perplexity) - (level + slope * (entropy - mean_entropy))
 
     def _slope(self, budget: int) -> float | None:

@@ -140,7 +140,7 @@ class Projection(nn.Linear):
         """`gelu_tanh` of the outputs."""
         if _multiplies_here(x, self.weight):
             return _product(x, self.weight, self.bias, "gelu", "tanh")
-        return gelu_tanh(self(x))
+        return gelu_tanh(self(x))  # a call of the module: hooks on it, such as a sharded model's, see it
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", form: str = "") -> Tensor:
