@@ -13,7 +13,9 @@ NAMES = [
     "paper-170m-fewstep",
     "paper-170m-mask-dfm",
     "paper-170m-mask-fewstep",
+    "stories-coded",
     "stories-dfm",
+    "stories-fewstep",
     "tiny-dfm",
     "tiny-fewstep",
 ]

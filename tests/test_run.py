@@ -4,12 +4,14 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 import types
 
+import numpy as np
 import pytest
 import torch
 from llama2c_files import STORIES, Llama, write_vocabulary
@@ -20,6 +22,7 @@ from fsdfm import data
 from fsdfm import run as module
 from fsdfm.checkpoint import load_model
 from fsdfm.config import DataConfig, load_recipe, recipe_names
+from fsdfm.convert import causal_over
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn.couple import Coupler, couple
@@ -28,7 +31,16 @@ from fsdfm.learn.objective import FewStepObjective, PathObjective
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Trainer
 from fsdfm.model import DiT
-from fsdfm.run import make_objective, make_path, model_config, prepare_corpus, train
+from fsdfm.run import (
+    PairsConfig,
+    make_coded_pairs,
+    make_objective,
+    make_pairs,
+    make_path,
+    model_config,
+    prepare_corpus,
+    train,
+)
 from fsdfm.runtime import Runtime, RuntimeConfig, lock
 from small_runs import train_quietly, write_recipe
 
@@ -143,14 +155,70 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
         train_silently(recipe, *changes, "flow.source=mask", f"out={tmp_path / 'x'}")
 
 
+def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
+    """Text with the noise that spells it under the autoregressive start, tied pairs at large steps, some plain text."""
+    Llama().write(tmp_path / "model.bin")
+    write_vocabulary(tmp_path / "tokenizer.bin")
+    (tmp_path / "stories.txt").write_text("\n".join(STORIES * 5))
+    changes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width")]
+    changes += ["data.tokenizer=none", f"data.inputs={tmp_path / 'stories.txt'}", f"data.corpus={tmp_path / 'llama'}"]
+    start = [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
+    parent = tmp_path / "parent"
+    train_silently(recipe, *changes, *start, "train.steps=2", f"out={parent}")
+    runtime, quiet = RuntimeConfig(device="cpu", threads=1), Console(quiet=True)
+
+    def code(out, num, **options):
+        config = PairsConfig(num=num, seed=1, **options)
+        return make_coded_pairs(
+            parent,
+            tmp_path / "model.bin",
+            tmp_path / "llama",
+            tmp_path / out,
+            config,
+            coder_tokenizer=tmp_path / "tokenizer.bin",
+            runtime=runtime,
+            console=quiet,
+        )
+
+    assert code("coded", 5, batch_size=2) == 5
+    assert code("coded", 8, batch_size=8) == 8
+    assert code("whole", 8, batch_size=8) == 8
+    pairs = data.Pairs(tmp_path / "coded")
+    np.testing.assert_array_equal(pairs.tokens, data.Pairs(tmp_path / "whole").tokens)
+    assert bool((pairs.tokens[:, :, 0] == 1).all()), "both ends begin with the token that is given"
+    assert pairs.header.about["corpus"] == "llama"
+    make_pairs(parent, tmp_path / "tied", PairsConfig(num=4, steps=2, draws="tied"), runtime=runtime, console=quiet)
+    length = f"data.length={pairs.header.length}"
+    child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'coded'}", "data.text_share=0.5", length]
+    child += [f"data.step_pairs={tmp_path / 'tied'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
+    child += ["objective.path_below_h=2.0", "objective.weights=PU", "objective.spaced_share=0.5"]
+    result, _ = train_silently(recipe, *changes, *child, f"out={tmp_path / 'child'}")
+    assert result.finished
+    facts = load_model(tmp_path / "child").facts["data"]
+    assert facts == {"pairs": ["coded", "tied"], "inputs": ["stories.txt"]}
+    for change, sentence in (
+        ("data.pairs=none", "text_share is set, but pairs is not"),
+        ("data.step_pairs_from=[0.5, 1.0]", "step_pairs has 1 folders and step_pairs_from 2 step sizes"),
+        ("data.step_pairs_from=2.0", "allowed are step sizes 0 < h <= 1"),
+        ("objective.spaced_share=1.5", "allowed are 0 <= spaced_share <= 1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            train_silently(recipe, *changes, *child, change, f"out={tmp_path / 'x'}")
+    train_silently(recipe, f"out={tmp_path / 'bytes'}")
+    with pytest.raises(ValueError, match="has no first token that is given"):
+        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", tmp_path / "x")
+    with pytest.raises(ValueError, match="does not know the token"):
+        causal_over(tmp_path / "model.bin", ["<s>", "no such"], tmp_path / "tokenizer.bin")
+
+
 def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     """Discrete reflow: the other end of each row is the noise that the parent made it of."""
     parent = tmp_path / "parent"
     train_silently(recipe, f"out={parent}")
     bundle = load_model(parent)
-    coupler = Coupler(bundle.path, 16, Grid.uniform(4))
+    coupler = Coupler(bundle.model, bundle.path, 16, Grid.uniform(4))
     with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
-        list(couple(bundle.model, coupler, writer, num_pairs=20))
+        list(couple(coupler, writer, num_pairs=20))
     child = tmp_path / "child.toml"
     child.write_text(
         f"""
@@ -163,7 +231,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     )
     result, _ = train_silently(child)
     assert result.finished
-    assert load_model(tmp_path / "child").facts["data"] == {"pairs": "pairs"}
+    assert load_model(tmp_path / "child").facts["data"] == {"pairs": ["pairs"]}
     x_0 = next(module.make_feed(data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
     assert x_0.x_0.shape == (4, 16)
     assert bool(x_0.given[:, 0].all())

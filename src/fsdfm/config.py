@@ -52,11 +52,25 @@ class DataConfig:
     field: str = "text"  # holds the document in JSON lines, Parquet and hub datasets
     max_documents: int | None = None  # None: all
     pairs: str | None = None  # a folder of coupled pairs made by the parent: discrete reflow, in place of text
+    text_share: float = 0.0  # of rows that are text where `pairs` is set
+    step_pairs: tuple[str, ...] = ()  # folders of pairs that take the rows' place at large steps
+    step_pairs_from: tuple[float, ...] = ()  # the smallest step size h of each: 0.25 is a step of four calls
     length: int = 1024  # tokens a block
     short_share: float = 0.0  # of rows cut to a shorter random length, so that short texts are in distribution
     shortest: int = 1  # tokens of such a row at least
     document_starts: float = 0.0  # share of rows that begin where a document begins
     given_share: float = 0.0  # of rows with a prompt, or all but a gap, given: so that both are in distribution
+
+    def __post_init__(self) -> None:
+        if self.text_share and self.pairs is None:
+            raise ValueError("text_share is set, but pairs is not, so that all rows are text; leave it out")
+        if len(self.step_pairs) != len(self.step_pairs_from):
+            raise ValueError(
+                f"step_pairs has {len(self.step_pairs)} folders and step_pairs_from {len(self.step_pairs_from)} step "
+                "sizes; give one to each"
+            )
+        if not all(0 < h <= 1 for h in self.step_pairs_from):
+            raise ValueError(f"step_pairs_from is {list(self.step_pairs_from)}; allowed are step sizes 0 < h <= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +120,11 @@ class ObjectiveConfig:
     path_below_h: float = 2.0**-9  # smaller steps take the path loss, the others the teacher
     temperature: float = 1.0  # of teacher and student in the distillation
     network: Literal["ema", "student"] = "ema"  # who the teacher asks
+    spaced_share: float = 0.0  # of rows whose turned positions are spaced as the jump rule `spaced` takes them
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spaced_share <= 1:
+            raise ValueError(f"spaced_share is {self.spaced_share}; allowed are 0 <= spaced_share <= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

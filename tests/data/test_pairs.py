@@ -3,7 +3,18 @@ import json
 import pytest
 import torch
 
-from fsdfm.data import PairHeader, Pairs, PairWriter, batches
+from fsdfm.data import (
+    Blocks,
+    PairHeader,
+    Pairs,
+    PairsAndText,
+    PairWriter,
+    StepPairs,
+    Tokenizer,
+    batches,
+    open_documents,
+    prepare,
+)
 
 HEADER = PairHeader(length=4, vocab_size=300, about={"parent": "abc", "steps": 64, "seed": 1})
 
@@ -74,3 +85,36 @@ def test_what_holds_no_pairs_is_an_error(tmp_path):
     blocked.write_text("")
     with pytest.raises(ValueError, match="cannot write"):
         PairWriter(blocked / "x", HEADER)
+
+
+def test_pairs_and_text_share_the_rows(tmp_path):
+    with PairWriter(tmp_path / "pairs", HEADER) as writer:
+        writer.append(*some(0, 40))
+    (tmp_path / "text.txt").write_text("All cats sleep. " * 20)
+    corpus = prepare(open_documents((str(tmp_path / "text.txt"),)), Tokenizer.bytes(), tmp_path / "corpus")
+    pairs, text = Pairs(tmp_path / "pairs", seed=3), Blocks(corpus, 4, seed=3, given_share=1.0)
+    both = PairsAndText(pairs, text, 0.3)
+    rows = both.rows(range(400))
+    is_text = rows.x_0[:, 0] < 0
+    assert 0.2 < float(is_text.double().mean()) < 0.4
+    assert bool((rows.x_0[is_text] == -1).all())
+    assert torch.equal(rows.x_1[is_text], text.rows(range(400)).x_1[is_text])
+    assert torch.equal(rows.x_1[~is_text], pairs.rows(range(400)).x_1[~is_text])
+    assert torch.equal(rows.x_0[~is_text], pairs.rows(range(400)).x_0[~is_text])
+    assert not bool(rows.given[~is_text].any())
+    assert torch.equal(rows.given[is_text], text.rows(range(400)).given[is_text])
+    assert torch.equal(both.rows([7]).x_1[0], rows.x_1[7]), "whatever the batch"
+    with pytest.raises(ValueError, match="text_share is 2; allowed are 0 <= text_share <= 1"):
+        PairsAndText(pairs, text, 2)
+
+
+def test_pairs_for_large_steps_come_beside_the_rows(tmp_path):
+    for name, start in (("small", 0), ("four", 10), ("one", 20)):
+        with PairWriter(tmp_path / name, HEADER) as writer:
+            writer.append(*some(start, 5))
+    small, four, one = (Pairs(tmp_path / name, seed=1) for name in ("small", "four", "one"))
+    rows = StepPairs(small, ((1.0, one), (0.25, four))).rows([3, 8])
+    assert torch.equal(rows.x_1, small.rows([3, 8]).x_1)
+    assert [h for h, _, _ in rows.larger] == [0.25, 1.0]
+    assert torch.equal(rows.larger[0][1], four.rows([3, 8]).x_0)
+    assert torch.equal(rows.larger[1][2], one.rows([3, 8]).x_1)

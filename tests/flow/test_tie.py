@@ -12,12 +12,15 @@ from fsdfm.flow import (
     Path,
     PolynomialSchedule,
     UniformSource,
+    alike,
+    coded_noise,
     sample,
     tied_draws,
     tied_law,
     total_variation,
 )
 from fsdfm.flow.exact import all_states
+from fsdfm.flow.sampler import Rows
 from fsdfm.noise import Noise
 
 
@@ -95,3 +98,65 @@ def test_the_filter_comes_before_the_tie():
 def test_only_uniform_noise_has_something_to_give():
     with pytest.raises(ValueError, match="the uniform source only"):
         tied_draws(Path(MaskSource(4)), torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_an_order_permutes_the_tied_draws_and_nothing_else():
+    """Renaming the tokens, tying in their own order and naming them back is the same as tying in the other order."""
+    path, vocab = Path(UniformSource(7)), 7
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
+    rank = torch.argsort(order)
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(2))
+    x_0 = torch.tensor([[0, 3, 6, 2, 5]])
+
+    def rows(x):
+        where = torch.arange(5)
+        return Rows(torch.zeros_like(where), where, x, torch.tensor([0.3]), torch.tensor([0.4]))
+
+    ordered = tied_draws(path, x_0, order=order)(logits, rows(x_0))
+    renamed = tied_draws(path, rank[x_0])(logits[:, order], rows(rank[x_0]))[:, rank]
+    torch.testing.assert_close(ordered, renamed)
+    assert not torch.allclose(ordered, tied_draws(path, x_0)(logits, rows(x_0)))
+
+
+def test_coded_noise_is_uniform_whatever_the_context():
+    """Given any law p of the next token, x ~ p gives uniform noise, and the noise gives x back as a quantile of p."""
+    vocab, num = 5, 200_000
+    order = torch.tensor([3, 0, 4, 1, 2])
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.tensor([0.5, 0.3, 0.05, 0.15, 0.0], dtype=torch.float64)
+    x_1 = torch.multinomial(probs, num, replacement=True, generator=generator)
+    u = torch.rand(num, generator=generator, dtype=torch.float64)
+    x_0 = coded_noise(probs.expand(num, -1), x_1, u, order=order)
+    shares = torch.bincount(x_0, minlength=vocab) / num
+    assert float((shares - 1 / vocab).abs().max()) < 5 * (0.2 * 0.8 / num) ** 0.5
+    place = torch.argsort(order)[x_0] / vocab  # the noise pins the quantile to an interval of 1/V
+    end = probs[order].cumsum(0)[torch.argsort(order)[x_1]]
+    assert bool((place < end + 1e-12).all())
+    assert bool((place + 1 / vocab > end - probs[x_1] - 1e-12).all())
+
+
+def test_coded_noise_spells_a_whole_text():
+    """A Markov chain's noise is jointly uniform: neither neighbours nor the first and the last know each other."""
+    vocab, num = 3, 60_000
+    step = torch.tensor([[0.8, 0.1, 0.1], [0.0, 0.5, 0.5], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(num, 4, dtype=torch.int64)
+    for i in range(1, 4):
+        x[:, i] = torch.multinomial(step[x[:, i - 1]], 1, generator=generator)[:, 0]
+    u = torch.rand(num, 3, generator=generator, dtype=torch.float64)
+    x_0 = coded_noise(step[x[:, :-1]], x[:, 1:], u, order=torch.arange(vocab))
+    law = torch.bincount(x_0 @ torch.tensor([9, 3, 1]), minlength=27) / num
+    assert float((law - 1 / 27).abs().max()) < 5 * (1 / 27 / num) ** 0.5
+
+
+def test_tokens_that_are_alike_stand_together():
+    """Four groups of directions, shuffled: each is one run of the order, and near groups are neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.tensor([0.0, 0.6, 1.8, 2.4])
+    group = torch.arange(4).repeat(16)
+    angle = angles[group] + 0.02 * torch.randn(64, generator=generator)
+    length = 0.5 + torch.rand(64, generator=generator)  # of no meaning
+    order = alike(length[:, None] * torch.stack([angle.cos(), angle.sin()], -1))
+    assert sorted(order.tolist()) == list(range(64))
+    runs = group[order].unique_consecutive().tolist()
+    assert runs in ([0, 1, 2, 3], [3, 2, 1, 0])

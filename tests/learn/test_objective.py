@@ -248,6 +248,67 @@ def test_coupled_pairs_bring_their_own_x_0():
     assert bool((seen[0] == 5).all())
 
 
+def states(objective, batch, noise, training_step=0):
+    """What the network is shown, and the step sizes."""
+    model, seen = MixerNet(VOCAB), []
+    model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
+    outcome = objective(model, batch, noise, training_step=training_step, ema=model)
+    return seen[0], outcome.h
+
+
+def test_rows_without_noise_of_their_own_draw_it():
+    path = Path(UniformSource(VOCAB))
+    batch, noise = batch_of(path, size=4)
+    x_0 = torch.full_like(batch.x_1, 5)
+    x_0[1::2] = -1
+    start = PathObjective(path, times=lambda h, u: torch.zeros_like(h))
+    shown, _ = states(start, Batch(batch.x_1, x_0=x_0), noise)
+    assert bool((shown[::2] == 5).all())
+    assert torch.equal(shown[1::2], path.source.sample(noise, LENGTH)[1::2])
+
+
+def test_large_steps_take_the_pairs_that_are_made_for_them():
+    """Rows of h >= 1/4 show one set of pairs, those of h = 1 another; neither prompts nor padding of the text count."""
+    path = Path(UniformSource(VOCAB))
+    text, noise = batch_of(path)
+    pairs = [(h, torch.full_like(text.x_1, k), torch.full_like(text.x_1, k)) for h, k in ((0.25, 7), (1.0, 8))]
+    given = torch.zeros_like(text.x_1, dtype=torch.bool)
+    given[:, :3] = True
+    real = torch.ones_like(given)
+    real[:, 5:] = False
+    batch = Batch(
+        torch.full_like(text.x_1, 2), x_0=torch.full_like(text.x_1, 2), given=given, real=real, larger=tuple(pairs)
+    )
+    objective = FewStepObjective(path, weights=POLICIES["PU"], path_below_h=2.0)
+    shown, h = states(objective, batch, noise)
+    expected = torch.where(h >= 1, 8, torch.where(h >= 0.25, 7, 2))
+    assert set(expected.tolist()) == {2, 7, 8}
+    assert torch.equal(shown, expected[:, None].expand_as(shown))
+    settled = module._settled(path, batch, noise, h)
+    large = h >= 0.25
+    assert bool(settled.given[large, 0].all())
+    assert not bool(settled.given[large, 1:].any())
+    assert bool(settled.real[large].all())
+    assert torch.equal(settled.given[~large], given[~large])
+    assert torch.equal(settled.real[~large], real[~large])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_turns_are_spaced_in_a_share_of_the_rows(share):
+    """Spaced rows show x_1 where frac(U + i/phi) < kappa: of any five neighbours one to three at kappa = 0.4."""
+    path = Path(UniformSource(VOCAB))
+    x_1 = torch.ones(400, 200, dtype=torch.int64)
+    noise = Noise(0, range(400))
+    batch = Batch(x_1, x_0=torch.zeros_like(x_1))
+    for kind in (PathObjective, FewStepObjective):
+        objective = kind(path, times=lambda h, u: torch.full_like(h, 0.4), spaced_share=share)
+        shown, _ = states(objective, batch, noise)
+        counts = shown.view(400, 40, 5).sum(-1)
+        spaced = ((counts >= 1) & (counts <= 3)).all(1)
+        assert abs(float(spaced.double().mean()) - share) < 0.08
+        assert abs(float(shown.double().mean()) - 0.4) < 0.02
+
+
 def test_bad_temperature_is_an_error():
     with pytest.raises(ValueError, match="allowed"):
         FewStepObjective(Path(UniformSource(3), PolynomialSchedule()), temperature=0)

@@ -114,6 +114,9 @@ def couple(
     jump: Annotated[str, typer.Option(help="exact, single, instant, stratified or spaced.")] = "exact",
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
     temperature: Annotated[float, typer.Option(help="Of the parent's posteriors.")] = 1.0,
+    corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
+    coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
+    coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
     seed: SeedOption = 0,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
@@ -123,7 +126,7 @@ def couple(
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
     from typing import cast
 
-    from fsdfm.run import PairsConfig, make_pairs
+    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
     config = PairsConfig(
@@ -137,5 +140,10 @@ def couple(
         batch_size=batch_size,
     )
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
-    count = make_pairs(parent, out, config, runtime=runtime)
+    if (corpus is None) != (coder is None):
+        raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")
+    if corpus is None or coder is None:
+        count = make_pairs(parent, out, config, runtime=runtime)
+    else:
+        count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
     console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)

@@ -29,6 +29,7 @@ __all__ = [
     "Conversion",
     "Vocabulary",
     "build_tokenizer",
+    "causal_over",
     "convert_llama2c",
     "prune_vocabulary",
     "read_llama2c",
@@ -100,8 +101,7 @@ def convert_llama2c(
     Without `tokenizer` the bytes after the weights are the tokenizer.bin; without `texts` the vocabulary stays whole.
     """
     causal = read_llama2c(checkpoint)
-    offset = 0 if tokenizer is not None else _num_bytes(*_read_header(checkpoint))
-    vocabulary = read_vocabulary(tokenizer or checkpoint, causal.config.vocab_size, offset=offset)
+    vocabulary = _vocabulary(checkpoint, tokenizer, causal)
     keep: Sequence[int] = range(len(vocabulary.pieces))
     if texts is not None:
         keep = prune_vocabulary(vocabulary, texts, min_count=min_count)
@@ -114,6 +114,23 @@ def convert_llama2c(
         eos_id=BOS_ID,
         kept=tuple(keep),
     )
+
+
+def causal_over(checkpoint: Path | str, pieces: Sequence[str], tokenizer: Path | str | None = None) -> CausalModel:
+    """The autoregressive model over the tokens of a tokenizer that was made of its own, `pieces` in that order."""
+    causal = read_llama2c(checkpoint)
+    known = {piece: i for i, piece in enumerate(_vocabulary(checkpoint, tokenizer, causal).pieces)}
+    if strange := [piece for piece in pieces if piece not in known]:
+        raise ValueError(
+            f"{checkpoint} does not know the token {strange[0]!r}, and {len(strange) - 1} more of {len(pieces)}; give "
+            "the llama2.c model whose tokenizer the other model has"
+        )
+    return select_tokens(causal, [known[piece] for piece in pieces])
+
+
+def _vocabulary(checkpoint: Path | str, tokenizer: Path | str | None, causal: CausalModel) -> Vocabulary:
+    offset = 0 if tokenizer is not None else _num_bytes(*_read_header(checkpoint))
+    return read_vocabulary(tokenizer or checkpoint, causal.config.vocab_size, offset=offset)
 
 
 # --- the checkpoint ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from fsdfm.data.batches import Batch, Blocks, RowSource, batches
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import Documents, open_documents, texts
 from fsdfm.data.files import file_sha256, sync, write_text
-from fsdfm.data.pairs import PairHeader, Pairs, PairWriter
+from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "PairHeader",
     "PairWriter",
     "Pairs",
+    "PairsAndText",
     "RowSource",
+    "StepPairs",
     "Tokenizer",
     "batches",
     "file_sha256",

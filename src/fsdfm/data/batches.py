@@ -35,8 +35,9 @@ class Batch:
     real: Tensor  # bool [B, L]; False where a short row is padded with EOS
     samples: Tensor  # int64 [B], the rows' global indices: what `Noise` wants
     next_sample: int  # the state to resume from after this batch
-    x_0: Tensor | None = None  # int64 [B, L], the other end where the rows are coupled pairs
+    x_0: Tensor | None = None  # int64 [B, L], the other end where the rows are coupled pairs; -1: this row is text
     given: Tensor | None = None  # bool [B, L], what a row is told as a prompt or around a gap; None: nothing
+    larger: tuple[tuple[float, Tensor, Tensor], ...] = ()  # (h, x_0, x_1): rows for steps of h and larger, h growing
 
 
 class RowSource(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.data.batches import Batch, permute
-from fsdfm.noise import Noise
+from fsdfm.data.batches import Batch, Blocks, RowSource, permute
+from fsdfm.noise import Noise, Purpose
 
-__all__ = ["PairHeader", "PairWriter", "Pairs"]
+__all__ = ["PairHeader", "PairWriter", "Pairs", "PairsAndText", "StepPairs"]
 
 FORMAT_VERSION = 1
 _HEADER = "pairs.json"
@@ -143,3 +143,46 @@ class Pairs:
         pairs = torch.from_numpy(self.tokens[place.numpy()].astype(np.int64))
         real = torch.ones(len(index), self.header.length, dtype=torch.bool)
         return Batch(pairs[:, 1], real, index, int(index.max()) + 1 if len(index) else 0, x_0=pairs[:, 0])
+
+
+@dataclass(frozen=True)
+class PairsAndText:
+    """Pairs, but a share of the rows is text whose noise is still to be drawn: its x_0 is -1."""
+
+    pairs: Pairs
+    text: Blocks
+    text_share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.text_share <= 1:
+            raise ValueError(f"text_share is {self.text_share}; allowed are 0 <= text_share <= 1")
+
+    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+        """The rows with these sample indices, in this order; which are text depends on seed and index only."""
+        pairs, text = self.pairs.rows(samples), self.text.rows(samples)
+        assert pairs.x_0 is not None
+        chosen = Noise(self.pairs.seed, samples).uniform(Purpose.BATCH, 1, step=1) < self.text_share
+        return replace(
+            pairs,
+            x_1=torch.where(chosen, text.x_1, pairs.x_1),
+            real=torch.where(chosen, text.real, pairs.real),
+            x_0=torch.where(chosen, -1, pairs.x_0),
+            given=None if text.given is None else text.given & chosen,
+        )
+
+
+@dataclass(frozen=True)
+class StepPairs:
+    """Rows of another source, and pairs that take their place where training draws a large step.
+
+    larger   (h, pairs): these serve steps of size h and larger, those of the largest h that is not above the step
+    """
+
+    smaller: RowSource
+    larger: tuple[tuple[float, Pairs], ...]
+
+    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+        """The rows with these sample indices, and what stands for each at larger steps."""
+        found = [(h, pairs.rows(samples)) for h, pairs in sorted(self.larger, key=lambda entry: entry[0])]
+        larger = tuple((h, rows.x_0, rows.x_1) for h, rows in found if rows.x_0 is not None)
+        return replace(self.smaller.rows(samples), larger=larger)

@@ -60,6 +60,12 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, eos={self.eos!r}, hash={self.hash[:12]})"
 
+    @property
+    def pieces(self) -> list[str]:
+        """What each token id is called in the definition, in the order of the ids."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, without an end-of-document token."""
         return self.encode_batch([text])[0]

@@ -16,6 +16,7 @@ from fsdfm.flow.jump import (
     SpacedJump,
     StratifiedJump,
     advance,
+    spaced_turns,
     transition_log_prob,
 )
 from fsdfm.flow.loss import generalised_kl, path_loss
@@ -23,7 +24,7 @@ from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
 from fsdfm.flow.sampler import Denoiser, DenseLogits, LogitsHook, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
-from fsdfm.flow.tie import tied_draws, tied_law
+from fsdfm.flow.tie import alike, coded_noise, tied_draws, tied_law
 
 __all__ = [
     "JUMPS",
@@ -58,12 +59,15 @@ __all__ = [
     "StratifiedJump",
     "UniformSource",
     "advance",
+    "alike",
+    "coded_noise",
     "draw",
     "dyadic_step_sizes",
     "generalised_kl",
     "path_loss",
     "sample",
     "sampler_law",
+    "spaced_turns",
     "tied_draws",
     "tied_law",
     "total_variation",

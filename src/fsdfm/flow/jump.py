@@ -46,6 +46,7 @@ __all__ = [
     "SpacedJump",
     "StratifiedJump",
     "advance",
+    "spaced_turns",
     "transition_log_prob",
 ]
 
@@ -233,10 +234,15 @@ class SpacedJump(_PlannedJump):
         bound = bounds[:, -1:]
         begin = 1 - (1 - bounds[:, :-1]).prod(-1, keepdim=True)
         end = 1 - (1 - begin) * (1 - bound)
-        position = torch.arange(length, dtype=bounds.dtype, device=bounds.device)
-        turn = torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
+        turn = spaced_turns(noise, length)
         coin = noise.uniform(Purpose.COIN, length, step)
         return torch.where(turn < begin, coin, torch.where(turn < end, bound * coin, 1.0))
+
+
+def spaced_turns(noise: Noise, length: int) -> Tensor:
+    """kappa at which each position has its first turn under `SpacedJump`: frac(U + i/phi), float64 [B, length]."""
+    position = torch.arange(length, dtype=torch.float64, device=noise.samples.device)
+    return torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
 
 
 JUMPS: dict[str, Jump] = {

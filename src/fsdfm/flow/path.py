@@ -48,13 +48,20 @@ class Path:
         """x_0 ~ pi(. | x_1): int64 [B, L]."""
         return self.coupling.sample(self.source, x_1, noise)
 
-    def sample(self, x_0: Tensor, x_1: Tensor, t: Time, noise: Noise, *, step: int = 0) -> Tensor:
-        """x_t ~ p_t(. | x_0, x_1): each position shows x_1 with probability kappa_t, else x_0."""
+    def sample(
+        self, x_0: Tensor, x_1: Tensor, t: Time, noise: Noise, *, step: int = 0, turns: Tensor | None = None
+    ) -> Tensor:
+        """x_t ~ p_t(. | x_0, x_1): each position shows x_1 with probability kappa_t, else x_0.
+
+        turns   kappa at which each position turns from x_0 to x_1, uniform on [0, 1): float64 [B, L]; independent ones
+                unless said
+        """
         if x_0.shape != x_1.shape:
             raise ValueError(f"x_0 has shape {tuple(x_0.shape)} and x_1 {tuple(x_1.shape)}; they must agree")
         require_rows(noise, len(x_1))
         kappa = self.schedule.kappa(t).to(noise.samples.device).reshape(-1, 1)
-        shows_data = noise.uniform(Purpose.PATH, x_1.shape[1], step) < kappa
+        turns = noise.uniform(Purpose.PATH, x_1.shape[1], step) if turns is None else turns
+        shows_data = turns < kappa
         return torch.where(shows_data.to(x_1.device), x_1, x_0)
 
     def renoise(self, x_t: Tensor, t: Time, t_back: Time, noise: Noise, *, step: int = 0) -> Tensor:

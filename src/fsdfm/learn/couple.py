@@ -5,32 +5,56 @@ loss predicts what the parent makes of *this* noise, which is more certain than 
 larger. How certain depends on where the parent's own randomness comes from. Free draws have fresh numbers, which nobody
 can guess. Tied ones (`fsdfm.flow.tie`) read the first draw of a position off x_0 and take the coins and later draws,
 which only correct, from one noise for all pairs: x_1 is then a function of x_0.
+
+A `Coder` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise that spells it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, ExactJump, Filter, Grid, Jump, LogitsHook, Path, SplitDenoiser, sample, tied_draws
-from fsdfm.noise import Noise
+from fsdfm.flow import (
+    Denoiser,
+    ExactJump,
+    Filter,
+    Grid,
+    Jump,
+    LogitsHook,
+    Path,
+    SplitDenoiser,
+    coded_noise,
+    sample,
+    tied_draws,
+)
+from fsdfm.noise import Noise, Purpose
 
-__all__ = ["DRAWS", "Coupler", "Draws", "PairSink", "couple"]
+__all__ = ["DRAWS", "Coder", "Coupler", "Draws", "PairMaker", "PairSink", "couple"]
 
 
 class Draws(Protocol):
     """How the sampler's draws depend on the noise it started from."""
 
-    def __call__(self, path: Path, x_0: Tensor, *, filter: Filter | None = None) -> LogitsHook:
+    def __call__(
+        self, path: Path, x_0: Tensor, *, filter: Filter | None = None, order: Tensor | None = None
+    ) -> LogitsHook:
         """A hook for one batch."""
         ...
 
 
 DRAWS: dict[str, Draws | None] = {"free": None, "tied": tied_draws}
+
+
+class PairMaker(Protocol):
+    """Makes pairs, each a function of its sample's index."""
+
+    def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """(x_0, x_1) of these samples, int64 [B, L] each."""
+        ...
 
 
 class PairSink(Protocol):
@@ -50,6 +74,7 @@ class PairSink(Protocol):
 class Coupler:
     """How pairs are made. `first_token` is given at position 0 (the BOS that training gives) and frozen there."""
 
+    denoiser: Denoiser | SplitDenoiser
     path: Path
     length: int
     grid: Grid
@@ -58,10 +83,9 @@ class Coupler:
     first_token: int | None = None
     filter: Filter | None = None
     draws: Draws | None = None  # None: free, they have randomness of their own
+    order: Tensor | None = None  # of the tokens, for draws that are not free: `fsdfm.flow.alike`
 
-    def pairs(
-        self, denoiser: Denoiser | SplitDenoiser, samples: Sequence[int], *, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, Tensor]:
+    def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """(x_0, x_1) of these samples, int64 [B, L] each."""
         noise = Noise(self.seed, samples)
         walk = noise if self.draws is None else Noise(self.seed, [0] * len(samples))
@@ -71,7 +95,7 @@ class Coupler:
             x_0[:, 0] = self.first_token
             frozen[:, 0] = True
         x_1 = sample(
-            denoiser,
+            self.denoiser,
             self.path,
             x_0,
             grid=self.grid,
@@ -79,14 +103,37 @@ class Coupler:
             noise=walk,
             frozen=frozen,
             filter=self.filter if self.draws is None else None,
-            hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter),
+            hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter, order=self.order),
         )
         return x_0, x_1
 
 
+@dataclass(frozen=True)
+class Coder:
+    """Pairs of text and the noise that spells it (`fsdfm.flow.coded_noise`); the first token of a row is given.
+
+    text         the rows of some samples, int64 [B, L]
+    next_token   logits of what follows each position, int64 [B, L] -> [B, L, V]
+    order        of the tokens, int64 [V]
+    """
+
+    text: Callable[[Sequence[int]], Tensor]
+    next_token: Callable[[Tensor], Tensor]
+    order: Tensor
+    seed: int = 0
+
+    @torch.no_grad()
+    def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """(x_0, x_1) of these samples, int64 [B, L] each."""
+        x_1 = self.text(samples).to(device)
+        probs = torch.softmax(self.next_token(x_1[:, :-1]).to(torch.float32), -1)
+        u = Noise(self.seed, samples).uniform(Purpose.SOURCE, x_1.shape[1] - 1).to(device)
+        x_0 = coded_noise(probs, x_1[:, 1:], u, order=self.order.to(device))
+        return torch.cat([x_1[:, :1], x_0], 1), x_1
+
+
 def couple(
-    denoiser: Denoiser | SplitDenoiser,
-    coupler: Coupler,
+    maker: PairMaker,
     sink: PairSink,
     *,
     num_pairs: int,
@@ -102,5 +149,5 @@ def couple(
         raise ValueError(f"num_pairs is {num_pairs} and batch_size {batch_size}; both must be 1 or more")
     while sink.count < num_pairs:
         samples = range(sink.count, min(sink.count + batch_size, num_pairs))
-        sink.append(*coupler.pairs(denoiser, samples, device=device))
+        sink.append(*maker.pairs(samples, device=device))
         yield sink.count

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fsdfm.flow import POLICIES, Path, StepSizeWeights, dyadic_step_sizes, generalised_kl
+from fsdfm.flow import POLICIES, Path, StepSizeWeights, dyadic_step_sizes, generalised_kl, spaced_turns
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
 from fsdfm.noise import Noise, Purpose
@@ -39,9 +39,11 @@ class Batch:
     """Data for one training step.
 
     x_1     tokens, int64 [B, L]
-    x_0     the other end of a coupled pair, int64 [B, L]; None: drawn from the path's coupling
+    x_0     the other end of a coupled pair, int64 [B, L]; None, or a row of -1: drawn from the path's coupling
     real    positions that hold data, bool [B, L]; None: all
     given   positions that are never noised and never scored, bool [B, L], such as the first; None: none
+    larger  (h, x_0, x_1): pairs [B, L] that take the place of the rows at steps of size h and larger, h growing; they
+            are whole, and of what is given only the first position counts
     size    samples in the whole batch over all processes; None: those here
     processes   how many compute parts of it at this moment: all of them ask the teacher, or none
     """
@@ -50,6 +52,7 @@ class Batch:
     x_0: Tensor | None = None
     real: Tensor | None = None
     given: Tensor | None = None
+    larger: tuple[tuple[float, Tensor, Tensor], ...] = ()
     size: int | None = None
     processes: int = 1
 
@@ -142,9 +145,30 @@ class _Rows:
     scorable: Tensor
 
 
-def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor) -> _Rows:
-    x_0 = batch.x_0 if batch.x_0 is not None else path.sample_x_0(batch.x_1, noise).to(batch.x_1.device)
-    x_t = path.sample(x_0, batch.x_1, t, noise)
+def _settled(path: Path, batch: Batch, noise: Noise, h: Tensor) -> Batch:
+    """The batch with the rows of its step sizes h, each with its noise."""
+    x_0, x_1, given, real = batch.x_0, batch.x_1, batch.given, batch.real
+    if x_0 is None or bool((x_0[:, 0] < 0).any()):
+        drawn = path.sample_x_0(x_1, noise).to(x_1.device)
+        x_0 = drawn if x_0 is None else torch.where(x_0 < 0, drawn, x_0)
+    for from_h, noise_there, data_there in batch.larger:
+        taken = (h >= from_h).to(x_1.device)[:, None]
+        x_0, x_1 = torch.where(taken, noise_there, x_0), torch.where(taken, data_there, x_1)
+        real = None if real is None else real | taken
+        if given is not None:
+            given = torch.cat([given[:, :1], given[:, 1:] & ~taken], 1)
+    return replace(batch, x_0=x_0, x_1=x_1, given=given, real=real)
+
+
+def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor, spaced_share: float) -> _Rows:
+    """Rows on their way from x_0 to x_1; in a share of them the turns are spaced as `SpacedJump` takes them."""
+    assert batch.x_0 is not None
+    turns = None
+    if spaced_share:
+        length = batch.x_1.shape[1]
+        spaced = noise.uniform(Purpose.PHASE, 1, step=1) < spaced_share
+        turns = torch.where(spaced, spaced_turns(noise, length), noise.uniform(Purpose.PATH, length))
+    x_t = path.sample(batch.x_0, batch.x_1, t, noise, turns=turns)
     scored = torch.ones_like(x_t, dtype=torch.bool)
     if batch.given is not None:
         x_t = torch.where(batch.given, batch.x_1, x_t)
@@ -219,6 +243,7 @@ class PathObjective:
     loss: PathLoss = field(default_factory=GeneralisedKL)
     h: float = 2.0**-10
     times: TimeGrid = field(default_factory=MultiplesOfH)
+    spaced_share: float = 0.0
     chunk: int | None = CHUNK
 
     def __call__(
@@ -227,7 +252,8 @@ class PathObjective:
         """The mean over samples of the mean over their scored positions."""
         h = torch.full((len(batch.x_1),), self.h, dtype=torch.float64)
         t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-        rows = _noised(self.path, batch, noise, t=t)
+        batch = _settled(self.path, batch, noise, h)
+        rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
         exits = torch.zeros(rows.x_t.numel(), device=device)
@@ -254,6 +280,7 @@ class FewStepObjective:
     loss: PathLoss = field(default_factory=GeneralisedKL)
     times: TimeGrid = field(default_factory=MultiplesOfH)
     temperature: float = 1.0
+    spaced_share: float = 0.0
     chunk: int | None = CHUNK
 
     def __post_init__(self) -> None:
@@ -276,7 +303,8 @@ class FewStepObjective:
         device = batch.x_1.device
         h = self.draw_step_sizes(noise, training_step, batch.size or len(batch.x_1))
         t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-        rows = _noised(self.path, batch, noise, t=t)
+        batch = _settled(self.path, batch, noise, h)
+        rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
         takes_path = h < self.path_below_h
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)

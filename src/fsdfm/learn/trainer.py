@@ -314,7 +314,10 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
         name: None if value is None else value.to(device, non_blocking=True)
         for name, value in (("x_0", batch.x_0), ("real", batch.real), ("given", batch.given))
     }
-    return replace(batch, x_1=batch.x_1.to(device, non_blocking=True), **moved)  # type: ignore[arg-type]
+    larger = tuple(
+        (h, x_0.to(device, non_blocking=True), x_1.to(device, non_blocking=True)) for h, x_0, x_1 in batch.larger
+    )
+    return replace(batch, x_1=batch.x_1.to(device, non_blocking=True), larger=larger, **moved)  # type: ignore[arg-type]
 
 
 def _broken_samples(portion: MicroBatch, outcome: Outcome) -> list[int]:

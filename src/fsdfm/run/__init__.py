@@ -8,7 +8,7 @@ A run's folder holds `recipe.toml` (the effective recipe), `run.json` (commit, v
 
 from fsdfm.run.corpora import prepare_corpus
 from fsdfm.run.objects import make_feed, make_objective, make_path, make_rows, make_trainer
-from fsdfm.run.pairs import PairsConfig, make_pairs
+from fsdfm.run.pairs import PairsConfig, make_coded_pairs, make_pairs
 from fsdfm.run.released import import_weights
 from fsdfm.run.starts import convert, export, model_config, start
 from fsdfm.run.training import Result, train
@@ -20,6 +20,7 @@ __all__ = [
     "convert",
     "export",
     "import_weights",
+    "make_coded_pairs",
     "make_feed",
     "make_objective",
     "make_pairs",

@@ -55,7 +55,7 @@ def make_objective(config: ObjectiveConfig, path: flow.Path) -> Objective:
     times: TimeGrid = MultiplesOfH() if config.times == "multiples-of-h" else FineTimes(smallest)
     loss = LOSSES[config.loss]
     if config.kind == "path":
-        return PathObjective(path, loss=loss, h=smallest, times=times)
+        return PathObjective(path, loss=loss, h=smallest, times=times, spaced_share=config.spaced_share)
     weights = named(flow.POLICIES, config.weights, "objective.weights")
     if isinstance(weights, AnnealedGeometricWeights):
         weights = AnnealedGeometricWeights(config.anneal_every)
@@ -69,6 +69,7 @@ def make_objective(config: ObjectiveConfig, path: flow.Path) -> Objective:
         loss=loss,
         times=times,
         temperature=config.temperature,
+        spaced_share=config.spaced_share,
     )
 
 
@@ -97,25 +98,41 @@ def make_trainer(recipe: Recipe, bundle: Bundle, rows: data.RowSource, *, runtim
 
 
 def make_rows(recipe: Recipe, bundle: Bundle, out: Path) -> data.RowSource:
-    """The training rows of a recipe: blocks of its corpus, or the pairs that a parent made."""
-    section, seed = recipe.data, recipe.train.seed
+    """The training rows of a recipe: blocks of its corpus, pairs that a parent made, or some of both."""
+    section = recipe.data
+    rows: data.RowSource
     if section.pairs is None:
-        corpus = prepare_corpus(section, corpus_folder(recipe, out), bundle.tokenizer)
-        return data.Blocks(
-            corpus,
-            section.length,
-            seed,
-            short_share=section.short_share,
-            shortest=section.shortest,
-            document_starts=section.document_starts,
-            given_share=section.given_share,
-        )
-    pairs = data.Pairs(section.pairs, seed)
+        rows = _text(recipe, bundle, out)
+    else:
+        rows = _pairs(recipe, bundle, section.pairs)
+        if section.text_share:
+            rows = data.PairsAndText(rows, _text(recipe, bundle, out), section.text_share)
+    if not section.step_pairs:
+        return rows
+    folders = zip(section.step_pairs_from, section.step_pairs, strict=True)
+    return data.StepPairs(rows, tuple((h, _pairs(recipe, bundle, folder)) for h, folder in folders))
+
+
+def _text(recipe: Recipe, bundle: Bundle, out: Path) -> data.Blocks:
+    section = recipe.data
+    return data.Blocks(
+        prepare_corpus(section, corpus_folder(recipe, out), bundle.tokenizer),
+        section.length,
+        recipe.train.seed,
+        short_share=section.short_share,
+        shortest=section.shortest,
+        document_starts=section.document_starts,
+        given_share=section.given_share,
+    )
+
+
+def _pairs(recipe: Recipe, bundle: Bundle, folder: str) -> data.Pairs:
+    pairs = data.Pairs(folder, recipe.train.seed)
     found = (pairs.header.length, pairs.header.vocab_size)
-    wanted = (section.length, bundle.path.source.vocab_size)
+    wanted = (recipe.data.length, bundle.path.source.vocab_size)
     if found != wanted:
         raise ValueError(
-            f"data.pairs {section.pairs} has rows of {found[0]} of {found[1]} tokens, the recipe and its parent have "
+            f"the pairs in {folder} have rows of {found[0]} of {found[1]} tokens, the recipe and its parent have "
             f"{wanted[0]} of {wanted[1]}; set data.length, or make pairs with this parent"
         )
     return pairs
@@ -146,12 +163,21 @@ def make_feed(
             if bos_id is not None:
                 given = torch.zeros_like(real) if given is None else given.roll(1, 1)
                 given[:, 0] = True
-            if bos_id is not None and part.x_0 is None:
-                x_1 = torch.cat([torch.full_like(x_1[:, :1], bos_id), x_1[:, :-1]], 1)
-                real = torch.cat([real[:, :1], real[:, :-1]], 1)
+                is_text = torch.ones_like(real[:, :1]) if part.x_0 is None else part.x_0[:, :1] < 0
+                begun = torch.cat([torch.full_like(x_1[:, :1], bos_id), x_1[:, :-1]], 1)
+                x_1 = torch.where(is_text, begun, x_1)
+                real = torch.where(is_text, torch.cat([real[:, :1], real[:, :-1]], 1), real)
             whole = bool(real.all())
             real_or_all = None if whole else real
-            batch = Batch(x_1, x_0=part.x_0, real=real_or_all, given=given, size=batch_size, processes=count)
+            batch = Batch(
+                x_1,
+                x_0=part.x_0,
+                real=real_or_all,
+                given=given,
+                larger=part.larger,
+                size=batch_size,
+                processes=count,
+            )
             yield MicroBatch(batch, part.samples, part.next_sample)
 
     return feed

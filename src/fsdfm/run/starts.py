@@ -32,7 +32,7 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"model.{sizes[0]} is set, but model.{chosen[0]} decides it; leave it out")
     if section.preset is not None:
         model_config(recipe, vocab_size=2)
-        if recipe.data.pairs is not None:
+        if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
     make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
 
@@ -128,9 +128,12 @@ def _bundle(
     budgets = None
     if model.config.is_step_aware:
         budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
-    text: dict[str, object] = {"inputs": [_public_name(name) for name in recipe.data.inputs]}
-    if recipe.data.pairs is not None:
-        text = {"pairs": _public_name(recipe.data.pairs)}
+    section = recipe.data
+    pairs = [] if section.pairs is None else [section.pairs]
+    names = {"pairs": [*pairs, *section.step_pairs]}
+    if section.pairs is None or section.text_share:
+        names["inputs"] = [*section.inputs]
+    text = {kind: [_public_name(name) for name in found] for kind, found in names.items() if found}
     facts = {"objective": asdict(recipe.objective), "data": text}
     return Bundle(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
 
