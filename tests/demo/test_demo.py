@@ -25,12 +25,23 @@ LENGTH = 400  # bytes: the longest text of the programme has 330
 LONG = 12
 
 
-def row(steps, perplexity, num=256, flags=()):
+def plainly(model, calls):
+    return ()
+
+
+def row(steps, perplexity, num=256, flags=(), temperature=1.0):
     metrics = {
         "token_perplexity": Measured(perplexity, 0.9 * perplexity, 1.1 * perplexity),
         "entropy_bits": Measured(6.5, 6.4, 6.6),
     }
-    return Row(steps=steps, metrics=metrics, num_samples=num, seconds_per_sample=0.1 * steps, flags=flags)
+    return Row(
+        steps=steps,
+        metrics=metrics,
+        temperature=temperature,
+        num_samples=num,
+        seconds_per_sample=0.1 * steps,
+        flags=flags,
+    )
 
 
 def result(name, sha256, *rows, temperature=1.0):
@@ -56,8 +67,12 @@ def assets(tmp_path_factory):
     save_evaluation(result("parent", sha256, row(8, 246.5)), results / "parent.json")
     save_evaluation(result("parent", sha256, row(LONG, 31.25, num=64)), results / "parent-long.json")
     save_evaluation(
-        result("fewstep", "of a younger model", row(8, 33.0), row(1, 90.0, flags=("noise",)), temperature=0.75),
-        results / "fewstep.json",
+        result("fewstep", "of a younger model", row(8, 33.0, temperature=0.75), temperature=0.75),
+        results / "fewstep-8.json",
+    )
+    save_evaluation(
+        result("fewstep", "of a younger model", row(1, 90.0, flags=("noise",), temperature=0.9), temperature=0.9),
+        results / "fewstep-1.json",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedded, "ASSETS", folder)
@@ -110,7 +125,10 @@ def test_the_page_shows_everything(shipped):
         "6.50 [6.40, 6.60]",
     ):
         assert number in words
-    programme = Programme.of({"fewstep": (("temperature", 0.75),), "parent": ()}, LONG)
+    known = read_stored(embedded.ASSETS / "demo", {})
+    programme = Programme.of(["fewstep", "parent"], known.sampling, long=LONG)
+    assert {order.sampling for order in programme.fewer if order.steps == 1} == {(("temperature", 0.9),)}
+    assert {order.sampling for order in programme.more} == {(("temperature", 0.75),)}
     assert [(order.model, order.steps) for order in programme.beside] == [
         ("fewstep", 8),
         ("parent", 8),
@@ -139,14 +157,14 @@ def test_what_is_missing_is_said(shipped, assets):
     assert NO_RESULTS in words
     assert first.steps == 8
     assert sorted(file.name for file in index.parent.iterdir()) == ["index.html", "timeline.png"]
-    assert [order.steps for order in Programme.of({"parent": ()}, 9).beside] == [8, 9]
+    assert [order.steps for order in Programme.of(["parent"], plainly, long=9).beside] == [8, 9]
 
 
 @pytest.mark.parametrize("command", ["generate", "infill", "repair"])
 def test_a_command_makes_the_same_text_again(shipped, command):
     order = next(
         order
-        for order in Programme.of({"fewstep": (("temperature", 0.5),), "parent": ()}, 9).orders
+        for order in Programme.of(["fewstep", "parent"], lambda *_: (("temperature", 0.5),), long=9).orders
         if order.command == command
     )
     calls = []
@@ -160,7 +178,7 @@ def test_a_command_makes_the_same_text_again(shipped, command):
 def test_half_of_the_mended_texts_is_given_to_the_real_model():
     """A few-step model is trained for dyadic steps: 8 of them from t = 1/2 are; no sentence on odd step sizes."""
     lm = load("parent", device="cpu")
-    gaps, whole = (order.text for order in Programme.of({"parent": ()}, 8).mended)
+    gaps, whole = (order.text for order in Programme.of(["parent"], plainly, long=8).mended)
     request = lm.typist.gaps(gaps)
     assert sum(request.given[1:]) / len(request.tokens[1:]) == pytest.approx(0.5, abs=0.03)
     assert lm.bundle.tokenizer.decode(lm.bundle.tokenizer.encode(whole)) == whole
@@ -181,6 +199,11 @@ def test_files_of_one_model_become_one():
     assert evaluate_commands(merged["parent"]) == [
         "fsdfm evaluate parent --judge smollm2 --held-out valid.txt --steps 8 --num 256 --seed 0",
         "fsdfm evaluate parent --judge smollm2 --held-out valid.txt --steps 64 --num 9 --seed 0",
+    ]
+    cooler = merge([result("parent", "a", row(8, 2.0, temperature=0.8)), result("parent", "a", row(1, 3.0))])
+    assert [line.partition("--steps ")[2] for line in evaluate_commands(cooler["parent"])] == [
+        "1 --num 256 --seed 0",
+        "8 --num 256 --seed 0 --temperature 0.8",
     ]
     with pytest.raises(ValueError, match="parent have different weights"):
         merge([result("parent", "a", row(8, 2.0)), result("parent", "b", row(64, 1.0))])
@@ -208,7 +231,7 @@ def test_the_card_holds_what_was_measured(shipped, assets):
     card.write_text(text + "\nLimits.\n")
     assert write_card("parent", results).read_text() == text + "\nLimits.\n"
     with pytest.raises(ValueError, match="other weights than those in"):
-        write_card("fewstep", [assets / "demo" / "results" / "fewstep.json"])
+        write_card("fewstep", [assets / "demo" / "results" / "fewstep-8.json"])
 
 
 def test_the_stored_results_are_of_the_shipped_weights():

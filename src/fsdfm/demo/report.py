@@ -50,7 +50,7 @@ def write_demo(
         # Products this small are not worth sharing: on busy cores two threads make a call ten times slower.
         models = {name: load(name, threads=1) for name in embedded_models()}
     known = read_stored(stored or stored_demo(), {name: lm.bundle.loaded for name, lm in models.items()})
-    programme = Programme.of({name: known.sampling(name) for name in models}, long)
+    programme = Programme.of(list(models), known.sampling, long=long)
     with progress("stories", sum(order.steps for order in programme.orders), console) as tick:
         made = make_stories(programme.orders, models, tick)
     first = made[programme.beside[0]].timeline

@@ -37,9 +37,9 @@ class Stored:
         labels = tuple(CALLED.get(name, name) for name in self.evaluations)
         return Comparison(labels, tuple(self.evaluations.values())) if self.evaluations else None
 
-    def sampling(self, model: str) -> Sampling:
-        """How a model is sampled: as it was measured."""
-        return sampling_of(self.evaluations[model]) if model in self.evaluations else ()
+    def sampling(self, model: str, calls: int) -> Sampling:
+        """How a model is sampled in so many calls: as it was measured."""
+        return sampling_of(self.evaluations[model], self.row(model, calls)) if model in self.evaluations else ()
 
     def row(self, model: str, calls: int) -> Row | None:
         """What was measured of a model at this number of calls."""
@@ -72,27 +72,32 @@ def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
 
 
 def evaluate_commands(evaluation: Evaluation) -> list[str]:
-    """The commands that measure the same again: one for every number of samples."""
-    rows, model = evaluation.plain, str(evaluation.model.get("folder", evaluation.name))
+    """The commands that measure the same again: one for every number of samples and temperature."""
+    model = str(evaluation.model.get("folder", evaluation.name))
+    groups: dict[tuple[int | None, float], list[Row]] = {}
+    for row in evaluation.plain:
+        groups.setdefault((row.num_samples, row.temperature), []).append(row)
     return [
         command_line(
             "evaluate",
             model,
             judge=evaluation.judge.get("name"),
             held_out=evaluation.data.get("held_out"),
-            steps=",".join(str(row.steps) for row in rows if row.num_samples == num),
-            num=num,
+            steps=",".join(str(row.steps) for row in group),
+            num=group[0].num_samples,
             seed=evaluation.facts.get("seed"),
-            **dict(sampling_of(evaluation)),
+            **dict(sampling_of(evaluation, group[0])),
         )
-        for num in dict.fromkeys(row.num_samples for row in rows)
+        for group in groups.values()
     ]
 
 
-def sampling_of(evaluation: Evaluation) -> Sampling:
-    """What the sampler was told beyond what it takes unless told."""
+def sampling_of(evaluation: Evaluation, row: Row | None = None) -> Sampling:
+    """What the sampler was told beyond what it takes unless told; the temperature is the row's, if one is meant."""
     usual = {"temperature": 1.0, "top_k": None, "top_p": None, "jump": "exact", "grid": "uniform"}
     told = {name: evaluation.sampler.get(name, value) for name, value in usual.items()}
+    if row is not None:
+        told["temperature"] = row.temperature
     return tuple((name, value) for name, value in told.items() if value != usual[name])
 
 

@@ -93,10 +93,16 @@ class Programme:
     fewer: tuple[Order, ...]
 
     @classmethod
-    def of(cls, models: Mapping[str, Sampling], long: int) -> Programme:
-        """The programme of models, name -> sampling, the best first: `long` calls for the parent's long story."""
-        best = partial(Order, model=next(iter(models)), sampling=next(iter(models.values())))
-        parent = partial(Order, model="parent", sampling=models["parent"])
+    def of(cls, models: Sequence[str], sampling: Callable[[str, int], Sampling], *, long: int) -> Programme:
+        """The programme of models, the best first, and how each is sampled in how many calls.
+
+        long   calls for the parent's long story
+        """
+
+        def order(model: str, *, steps: int = FEW, **rest: Any) -> Order:
+            return Order(model=model, steps=steps, sampling=sampling(model, steps), **rest)
+
+        best, parent = partial(order, models[0]), partial(order, "parent")
         return cls(
             beside=tuple(dict.fromkeys([best(), parent(), parent(steps=long)])),
             more=(
