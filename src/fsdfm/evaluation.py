@@ -47,10 +47,11 @@ from fsdfm.text import LanguageModel, load
 __all__ = ["DEFAULT_STEPS", "Outcome", "Request", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
+_SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start")
 _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", "device")
 # What belongs to sampling, and so has no say where samples are there already.
 _OF_SAMPLING = (
-    *("model", "length", "temperature", "top_k", "top_p", "jump", "grid", "start", "seed"),
+    *("model", "length", "temperature", "final_temperature", "top_k", "top_p", "jump", "grid", "start", "seed"),
     *("held_out", "matched", "frontier", "samples", "precision"),
 )
 
@@ -71,6 +72,7 @@ class Request:
     length: int | None = None
     seed: int = 0
     temperature: float = 1.0
+    final_temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     jump: str = "exact"
@@ -224,7 +226,7 @@ def _options(request: Request, bundle: Bundle) -> Options:
     """What to measure of a model."""
     sampling = Sampling(
         length=request.length or bundle.length,
-        **{name: getattr(request, name) for name in ("jump", "grid", "temperature", "top_k", "top_p", "start")},
+        **{name: getattr(request, name) for name in _SAMPLING},
     )
     return Options(
         sampling=sampling,

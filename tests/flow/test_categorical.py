@@ -246,3 +246,13 @@ def test_interval_edges_in_a_large_vocabulary(sums):
 def test_no_rows_is_no_error():
     drawn = draw(torch.zeros(3, 4), torch.empty(0, dtype=torch.float64), rows=torch.empty(0, dtype=torch.int64))
     assert drawn.tokens.shape == (0,)
+
+
+def test_a_temperature_goes_evenly_from_first_to_last():
+    flat, falling = Filter(0.8, top_k=5), Filter(1.0, top_k=5, final_temperature=0.4)
+    assert flat.at(3, 8) is flat
+    assert [falling.at(i, 4).temperature for i in range(4)] == pytest.approx([1.0, 0.8, 0.6, 0.4])
+    assert {(falling.at(i, 4).top_k, falling.at(i, 4).final_temperature) for i in range(4)} == {(5, None)}
+    assert falling.at(0, 1) == Filter(1.0, top_k=5), "a single step is the first"
+    with pytest.raises(ValueError, match="final_temperature is 0; allowed are finite numbers > 0"):
+        Filter(final_temperature=0)

@@ -408,3 +408,22 @@ def test_nan_logits_are_an_error():
 
     with pytest.raises(ValueError, match="NaN"):
         run(broken, Path(UniformSource(11)))
+
+
+def test_the_last_step_has_the_final_temperature():
+    """Nearly cold at the end, every position ends at the mode of its posterior; the first steps stay as they were."""
+    path = Path(UniformSource(5))
+    logits = torch.tensor([0.0, 0.4, 0.2, 0.1, 0.3])
+    noise = Noise(0, range(50))
+    x_0 = path.source.sample(noise, 4)
+
+    def ends(filter):
+        steps = trajectory(
+            lambda x, t, h: logits.expand(*x.shape, 5), path, x_0, grid=Grid.uniform(3), noise=noise, filter=filter
+        )
+        return [step.x_next for step in steps]
+
+    plain, cooled = ends(None), ends(Filter(1.0, final_temperature=1e-3))
+    assert torch.equal(plain[0], cooled[0])
+    assert bool((cooled[-1] == 1).all())
+    assert len(plain[-1].unique()) == 5

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from fsdfm.cli.options import PrecisionOption, SeedOption, console
+from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption, console
 
 __all__ = ["evaluate"]
 
@@ -52,6 +52,7 @@ def evaluate(
     ] = None,
     seed: SeedOption = 0,
     temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0,
+    final_temperature: FinalTemperatureOption = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
     jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact",

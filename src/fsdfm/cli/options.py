@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 __all__ = [
+    "FinalTemperatureOption",
     "JsonOption",
     "OutOption",
     "PrecisionOption",
@@ -28,6 +29,9 @@ SeedOption = Annotated[int, typer.Option(help="The same seed gives the same resu
 PrecisionOption = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"],
     typer.Option(help="bfloat16, on a GPU or CPU that has it, and int8, on a CPU, are faster: nearly the same text."),
+]
+FinalTemperatureOption = Annotated[
+    float | None, typer.Option(help="Go from --temperature in the first call to this in the last, evenly.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 

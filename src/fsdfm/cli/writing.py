@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from fsdfm.cli.options import PrecisionOption, SeedOption
+from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption
 from fsdfm.cli.output import Format, Output, plain_warnings, watch
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Shared:
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
     seed: SeedOption = 0
     temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0
+    final_temperature: FinalTemperatureOption = None
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None
     jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact"
@@ -53,6 +54,7 @@ class Shared:
             "steps": self.steps,
             "seed": self.seed,
             "temperature": self.temperature,
+            "final_temperature": self.final_temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "jump": self.jump,

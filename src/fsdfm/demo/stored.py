@@ -94,7 +94,14 @@ def evaluate_commands(evaluation: Evaluation) -> list[str]:
 
 def sampling_of(evaluation: Evaluation, row: Row | None = None) -> Sampling:
     """What the sampler was told beyond what it takes unless told; the temperature is the row's, if one is meant."""
-    usual = {"temperature": 1.0, "top_k": None, "top_p": None, "jump": "exact", "grid": "uniform"}
+    usual = {
+        "temperature": 1.0,
+        "final_temperature": None,
+        "top_k": None,
+        "top_p": None,
+        "jump": "exact",
+        "grid": "uniform",
+    }
     told = {name: evaluation.sampler.get(name, value) for name, value in usual.items()}
     if row is not None:
         told["temperature"] = row.temperature

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,20 +30,32 @@ _BUFFER_GPU = 1 << 26
 class Filter:
     """What is done to the logits before anybody uses them: temperature, then top-k, then top-p.
 
-    The probability of staying and the destination are both taken from the filtered distribution.
+    The probability of staying and the destination are both taken from the filtered distribution. With a
+    `final_temperature` a sampler goes from the one temperature to the other in equal strides, step by step (`at`).
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    final_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}; allowed are finite numbers > 0")
+        for name in ("temperature", "final_temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; allowed are finite numbers > 0")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}; allowed are whole numbers >= 1, or None to keep every token")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; allowed are 0 < top_p <= 1 (0 would filter out every token)")
+
+    def at(self, step: int, steps: int) -> Filter:
+        """The filter of step number `step` of `steps`, the first being 0; a single step has the first temperature."""
+        if self.final_temperature is None:
+            return self
+        share = step / max(1, steps - 1)
+        temperature = self.temperature + share * (self.final_temperature - self.temperature)
+        return replace(self, temperature=temperature, final_temperature=None)
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Filtered logits [N, V] in place: removed tokens become -inf, the likeliest token always stays."""

@@ -243,7 +243,7 @@ def _walk(
                 step=index,
                 earlier_bounds=bounds,
                 frozen=frozen,
-                filter=filter,
+                filter=None if filter is None else filter.at(index, grid.steps),
             )
         bounds = torch.cat([bounds, -torch.expm1(-redraws)[:, None]], -1)
         yield Step(index, t, t_next, x_t, x_next, jumps)

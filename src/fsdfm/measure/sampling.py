@@ -40,6 +40,7 @@ class Sampling:
     """How samples are drawn, whatever the number of steps.
 
     length   tokens of a sample, a first BOS included
+    final_temperature   that of the last step, the temperature being that of the first; None: the same throughout
     start    t_0 where tokens are given (continuation, repair); None: kappa^-1(share given); texts begin at 0
     """
 
@@ -47,6 +48,7 @@ class Sampling:
     jump: str = "exact"
     grid: str = "uniform"
     temperature: float = 1.0
+    final_temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     start: float | None = None
@@ -64,7 +66,7 @@ class Sampling:
 
     def filter(self, temperature: float) -> Filter | None:
         """Temperature, top-k, top-p; None where they change nothing."""
-        made = Filter(temperature, self.top_k, self.top_p)
+        made = Filter(temperature, self.top_k, self.top_p, self.final_temperature)
         return None if made == Filter() else made
 
     def times(self, steps: int, t_0: float, schedule: Schedule) -> Grid:
@@ -75,8 +77,11 @@ class Sampling:
         return Grid(times)
 
     def to_json(self) -> dict[str, Any]:
-        """What a result file says of the sampler."""
-        return asdict(self)
+        """What a result file says of the sampler; what came later than the first files is left out where unused."""
+        record = asdict(self)
+        if self.final_temperature is None:
+            del record["final_temperature"]
+        return record
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Options(TypedDict, total=False):
     steps: int | None
     seed: int
     temperature: float
+    final_temperature: float | None
     top_p: float | None
     top_k: int | None
     jump: str | Jump
@@ -38,6 +39,7 @@ class Settings:
     steps         network calls for a block of text; 8, or the grid's
     seed          the same seed gives the same text
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn
+    final_temperature   that of the last step, where it changes from step to step; None: it does not
     jump          the rule of a step: exact, single, instant, stratified, spaced, or a `Jump`
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
@@ -48,6 +50,7 @@ class Settings:
     steps: int | None = None
     seed: int = 0
     temperature: float = 1.0
+    final_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     jump: str | Jump = "exact"
@@ -66,7 +69,7 @@ class Settings:
 
     def filter(self) -> Filter | None:
         """Temperature, top-k, top-p; None where they change nothing."""
-        made = Filter(self.temperature, self.top_k, self.top_p)
+        made = Filter(self.temperature, self.top_k, self.top_p, self.final_temperature)
         return None if made == Filter() else made
 
     def rule(self) -> Jump:

@@ -89,6 +89,7 @@ class Comparison:
             "number of samples": lambda e: e.facts.get("num_samples"),
             "judge's precision": lambda e: e.judge.get("dtype"),
             "temperature": lambda e: e.sampler.get("temperature"),
+            "final temperature": lambda e: e.sampler.get("final_temperature"),
             "top-k": lambda e: e.sampler.get("top_k"),
             "top-p": lambda e: e.sampler.get("top_p"),
             "device": lambda e: e.facts.get("device"),

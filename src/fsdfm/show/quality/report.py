@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["facts_in_words", "judge_in_words", "report_markdown", "write_report"]
 
 DPI = 200
+_SAMPLER = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "length")
 ALT = {
     "quality": "Perplexity and entropy against calls of the network",
     "panels": "Accuracy, diversity and MAUVE against calls of the network",
@@ -149,7 +150,7 @@ def facts_in_words(evaluation: Evaluation) -> str:
     known: dict[str, Any] = {
         "parameters": _count(evaluation.model.get("num_parameters")),
         "checkpoint": str(evaluation.model.get("checkpoint_sha256") or "")[:12],
-        **{name: evaluation.sampler.get(name) for name in ("jump", "grid", "temperature", "top_k", "top_p", "length")},
+        **{name: evaluation.sampler.get(name) for name in _SAMPLER},
         "held-out text": evaluation.data.get("held_out"),
         **{name: evaluation.facts.get(name) for name in ("num_samples", "seed", "dtype", "device", "threads")},
         "commit": str(evaluation.facts.get("commit") or "")[:12],
