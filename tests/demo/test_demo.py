@@ -1,6 +1,7 @@
 """The demonstration on tiny random models and made-up results: everything is on the page, and can be made again."""
 
 import shlex
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -205,6 +206,8 @@ def test_files_of_one_model_become_one():
         "1 --num 256 --seed 0",
         "8 --num 256 --seed 0 --temperature 0.8",
     ]
+    rounded = replace(cooler["parent"], facts={"seed": 0, "dtype": "bfloat16"})
+    assert "--precision bfloat16" in evaluate_commands(rounded)[0]
     with pytest.raises(ValueError, match="parent have different weights"):
         merge([result("parent", "a", row(8, 2.0)), result("parent", "b", row(64, 1.0))])
 

@@ -74,6 +74,8 @@ def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
 def evaluate_commands(evaluation: Evaluation) -> list[str]:
     """The commands that measure the same again: one for every number of samples and temperature."""
     model = str(evaluation.model.get("folder", evaluation.name))
+    dtype = evaluation.facts.get("dtype")
+    rounded = dtype if dtype in ("bfloat16", "int8") else None
     groups: dict[tuple[int | None, float], list[Row]] = {}
     for row in evaluation.plain:
         groups.setdefault((row.num_samples, row.temperature), []).append(row)
@@ -86,6 +88,7 @@ def evaluate_commands(evaluation: Evaluation) -> list[str]:
             steps=",".join(str(row.steps) for row in group),
             num=group[0].num_samples,
             seed=evaluation.facts.get("seed"),
+            precision=rounded,
             **dict(sampling_of(evaluation, group[0])),
         )
         for group in groups.values()
