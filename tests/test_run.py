@@ -128,14 +128,20 @@ def test_a_mask_source_has_one_token_more(recipe, tmp_path):
     assert bundle.model.config.vocab_size == 258
 
 
-def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
+def llama_files(tmp_path):
+    """An autoregressive model and its text: what a recipe on them changes, and what makes it start from the model."""
     Llama().write(tmp_path / "model.bin")
     write_vocabulary(tmp_path / "tokenizer.bin")
     (tmp_path / "stories.txt").write_text("\n".join(STORIES * 5))
     changes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width")]
     changes += ["data.tokenizer=none", f"data.inputs={tmp_path / 'stories.txt'}", f"data.corpus={tmp_path / 'llama'}"]
-    changes += [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
-    changes += ["sample.every=4", "sample.steps=2", f"out={tmp_path / 'run'}"]
+    start = [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
+    return changes, start
+
+
+def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
+    changes, start = llama_files(tmp_path)
+    changes += [*start, "sample.every=4", "sample.steps=2", f"out={tmp_path / 'run'}"]
     train_silently(recipe, *changes)
     bundle = load_model(tmp_path / "run")
     assert bundle.model.config.next_token
@@ -157,12 +163,7 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
 
 def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
     """Text with the noise that spells it under the autoregressive start, tied pairs at large steps, some plain text."""
-    Llama().write(tmp_path / "model.bin")
-    write_vocabulary(tmp_path / "tokenizer.bin")
-    (tmp_path / "stories.txt").write_text("\n".join(STORIES * 5))
-    changes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width")]
-    changes += ["data.tokenizer=none", f"data.inputs={tmp_path / 'stories.txt'}", f"data.corpus={tmp_path / 'llama'}"]
-    start = [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
+    changes, start = llama_files(tmp_path)
     parent = tmp_path / "parent"
     train_silently(recipe, *changes, *start, "train.steps=2", f"out={parent}")
     runtime, quiet = RuntimeConfig(device="cpu", threads=1), Console(quiet=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, make_schedule, make_source
@@ -31,7 +32,7 @@ from fsdfm.learn.trainer import Feed, MicroBatch, Trainer
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
-__all__ = ["make_feed", "make_objective", "make_path", "make_rows", "make_trainer", "named"]
+__all__ = ["begin_with", "make_feed", "make_objective", "make_path", "make_rows", "make_trainer", "named"]
 
 _T = TypeVar("_T")
 
@@ -164,8 +165,7 @@ def make_feed(
                 given = torch.zeros_like(real) if given is None else given.roll(1, 1)
                 given[:, 0] = True
                 is_text = torch.ones_like(real[:, :1]) if part.x_0 is None else part.x_0[:, :1] < 0
-                begun = torch.cat([torch.full_like(x_1[:, :1], bos_id), x_1[:, :-1]], 1)
-                x_1 = torch.where(is_text, begun, x_1)
+                x_1 = torch.where(is_text, begin_with(bos_id, x_1), x_1)
                 real = torch.where(is_text, torch.cat([real[:, :1], real[:, :-1]], 1), real)
             whole = bool(real.all())
             real_or_all = None if whole else real
@@ -181,6 +181,11 @@ def make_feed(
             yield MicroBatch(batch, part.samples, part.next_sample)
 
     return feed
+
+
+def begin_with(token: int, x_1: Tensor) -> Tensor:
+    """Rows [B, L] behind a first token; each loses its last."""
+    return torch.cat([torch.full_like(x_1[:, :1], token), x_1[:, :-1]], 1)
 
 
 def named(known: Mapping[str, _T], name: str, where: str) -> _T:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -16,7 +15,7 @@ from fsdfm.checkpoint import Bundle, load_model
 from fsdfm.convert import causal_over
 from fsdfm.learn.couple import DRAWS, Coder, Coupler, PairMaker, couple
 from fsdfm.model.weights import weights_sha256
-from fsdfm.run.objects import named
+from fsdfm.run.objects import begin_with, named
 from fsdfm.runtime import Runtime, RuntimeConfig
 
 __all__ = ["PairsConfig", "make_coded_pairs", "make_pairs"]
@@ -88,8 +87,7 @@ def make_coded_pairs(
     blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
-        x_1 = blocks.rows(samples).x_1
-        return torch.cat([torch.full_like(x_1[:, :1], first), x_1[:, :-1]], 1)
+        return begin_with(first, blocks.rows(samples).x_1)
 
     about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)

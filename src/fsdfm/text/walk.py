@@ -27,7 +27,7 @@ from fsdfm.text.settings import Settings
 
 __all__ = ["Moment", "Walk", "cut_blocks"]
 
-_NEAR = 0.25  # octaves between a step size and the nearest that was trained: the network knows log2 h and interpolates
+_NEAR = 0.1  # of log2 h: a step size within 7 % of a trained one passes for it
 _FINEST = 2.0**-10  # the step size of a plain posterior, for models that do not say theirs
 
 
