@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdfm.flow import PickyDenoiser, SplitDenoiser
+from fsdfm.flow import Links, PickyDenoiser, SplitDenoiser, links_of
+from fsdfm.flow.sampler import SplitLogits, linked
 from fsdfm.runtime import Runtime
 
 __all__ = ["HEAD_ROWS", "Network"]
@@ -29,6 +30,11 @@ class Network:
         self.model, self.runtime = model, runtime
         self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
         self.samples_apart = self.rows == 1  # what the sampler asks of the head is of one sample, too
+
+    @property
+    def links(self) -> Links | None:
+        """The model's links between neighbours, if it has any."""
+        return links_of(self.model)
 
     @torch.no_grad()
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -76,14 +82,14 @@ class Network:
     @torch.no_grad()
     def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
         """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
-        shown = []
-        for features, tokens in zip(self.trunk(x_t, t, h), x_t, strict=True):
-            for part, token in zip(torch.split(features, HEAD_ROWS), torch.split(tokens, HEAD_ROWS), strict=True):
-                logits = self.logits_at(part).to(torch.float32)
-                if mask_token is not None:
-                    logits[:, mask_token] = -torch.inf
-                shown.append(torch.log_softmax(logits, -1).gather(-1, token[:, None])[:, 0])
-        return torch.cat(shown).cpu().to(torch.float64).exp().view_as(x_t)
+        logits = linked(SplitLogits(self, self.trunk(x_t, t, h)), self, x_t.shape[1])
+        tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
+        for part, tile, _ in logits.tiles(torch.arange(x_t.numel(), device=x_t.device)):
+            wide = tile.to(torch.float32)
+            if mask_token is not None:
+                wide[:, mask_token] = -torch.inf
+            shown[part] = torch.log_softmax(wide, -1).gather(-1, tokens[part, None])[:, 0].cpu().double()
+        return shown.exp().view_as(x_t)
 
 
 def _fill(value: Tensor, rows: int) -> Tensor:

@@ -222,7 +222,8 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
         model.table.copy_(exact.posterior(t).clamp(min=1e-30).log())
     kept = weight > 0
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
-    rows = module._Rows(x_1, x_t, path.source.movable(x_t) * weight[:, None].float(), path.source.movable(x_t))
+    movable = path.source.movable(x_t)
+    rows = module._Rows(x_1, x_t, movable * weight[:, None].float(), movable, torch.ones_like(movable))
     features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
     exits = torch.zeros(x_t.numel())
     losses = module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss, exits=exits)

@@ -30,6 +30,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -162,6 +163,14 @@ class Corpus:
             raise ValueError(f"document is {index}; allowed are 0 <= document < {len(self.starts)}")
         end = self.starts[index + 1] if index + 1 < len(self.starts) else len(self)
         return self.tokens[self.starts[index] : end - 1]
+
+    def count_followers(self, vocab_size: int, *, most: int = 20_000_000) -> torch.Tensor:
+        """How often each token follows each, in the first `most` tokens: sparse float32 [vocab_size, vocab_size]."""
+        tokens = self.tokens[:most].astype(np.int64)
+        pairs, counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
+        where = torch.from_numpy(np.stack([pairs // vocab_size, pairs % vocab_size]))
+        shape = (vocab_size, vocab_size)
+        return torch.sparse_coo_tensor(where, torch.from_numpy(counts).float(), shape, check_invariants=True).coalesce()
 
     def verify(self) -> None:
         """Raise unless the tokens on the disk are those that were written (reads the whole file)."""

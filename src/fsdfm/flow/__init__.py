@@ -1,9 +1,10 @@
 """The mathematics of discrete flow matching: tensors in, tensors out; no network, no file, no flag.
 
-Reading order: schedule, source, path, loss, grid, categorical, jump, sampler, tie, exact.
+Reading order: schedule, source, path, loss, grid, categorical, jump, chain, sampler, tie, exact.
 """
 
 from fsdfm.flow.categorical import Draw, Filter, draw
+from fsdfm.flow.chain import Chain, Links, counted_links, links_of
 from fsdfm.flow.exact import ExactDenoiser, sampler_law, total_variation
 from fsdfm.flow.grid import POLICIES, Grid, StepSizeWeights, dyadic_step_sizes
 from fsdfm.flow.jump import (
@@ -29,6 +30,7 @@ from fsdfm.flow.tie import alike, coded_noise, tied_draws, tied_law
 __all__ = [
     "JUMPS",
     "POLICIES",
+    "Chain",
     "CosineSchedule",
     "Coupling",
     "Denoiser",
@@ -42,6 +44,7 @@ __all__ = [
     "IndependentCoupling",
     "InstantJump",
     "Jump",
+    "Links",
     "LiteralJump",
     "LogitsHook",
     "MaskSource",
@@ -61,9 +64,11 @@ __all__ = [
     "advance",
     "alike",
     "coded_noise",
+    "counted_links",
     "draw",
     "dyadic_step_sizes",
     "generalised_kl",
+    "links_of",
     "path_loss",
     "sample",
     "sampler_law",

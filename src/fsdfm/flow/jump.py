@@ -23,7 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ __all__ = [
     "JUMPS",
     "ExactJump",
     "InstantJump",
+    "JointLogits",
     "Jump",
     "JumpOutcome",
     "LiteralJump",
@@ -57,6 +58,11 @@ class Jump(ABC):
     """A rule: the expected number of redraws in a step, and the probability of staying that follows from it."""
 
     markov = True  # the next state depends on the present one only, so a transition has a probability
+
+    @property
+    def redraws_candidates(self) -> bool:
+        """Whether a candidate simply takes a draw from p, so that candidates may be drawn together."""
+        return False
 
     @abstractmethod
     def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
@@ -115,6 +121,11 @@ def _split_end(redraws: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class ExactJump(Jump):
     """The closed-form kernel of the frozen posterior: with probability w = 1 - e^-G redraw from p, else stay."""
+
+    @property
+    def redraws_candidates(self) -> bool:
+        """It does."""
+        return True
 
     def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
         return schedule.cumulative_scalar(t, t_next)
@@ -187,6 +198,11 @@ class _PlannedJump(Jump):
 
     rule: Jump = field(default_factory=ExactJump)
     markov = False
+
+    @property
+    def redraws_candidates(self) -> bool:
+        """As the other rule."""
+        return self.rule.redraws_candidates
 
     def _redraws(self, schedule: Schedule, t: Tensor, t_next: Tensor) -> Tensor:
         return self.rule._redraws(schedule, t, t_next)
@@ -263,6 +279,17 @@ class RowLogits(Protocol):
         ...
 
 
+@runtime_checkable
+class JointLogits(RowLogits, Protocol):
+    """Logits of a posterior whose positions are not independent: its rows are marginals, and it draws whole texts."""
+
+    def draw_texts(
+        self, samples: Tensor, u: Tensor, *, held: Tensor, forbidden: int | None, filter: Filter | None
+    ) -> Tensor:
+        """Texts of some samples [n] from uniforms u [n, L]; `held` has the token of a certain position, else -1."""
+        ...
+
+
 class JumpOutcome(NamedTuple):
     """The next state, int64 [B, L], and which positions changed, bool [B, L]."""
 
@@ -289,6 +316,9 @@ def advance(
     step            its number, which addresses the noise
     earlier_bounds  P(candidate) of the steps before: float64 [B, step]; a rule with memory needs them
     frozen          positions that must not change: bool [B, L]
+
+    Where the posterior is a joint one and a candidate is redrawn from it, all positions are drawn together and the
+    candidates take what was drawn for them. Other rules are asked of its marginals.
     """
     (batch, length), device = x_t.shape, x_t.device
     require_rows(noise, batch)
@@ -300,9 +330,24 @@ def advance(
     candidate = (coin < bound[:, None].to(coin.device)).to(device) & path.source.movable(x_t)
     if frozen is not None:
         candidate &= ~frozen
+    destinations = noise.uniform(Purpose.DESTINATION, length, step)
+    if isinstance(logits, JointLogits) and jump.redraws_candidates:
+        certain = ~path.source.movable(x_t) if frozen is None else frozen | ~path.source.movable(x_t)
+        moving = candidate.any(1).nonzero()[:, 0]
+        x_next = x_t.clone()
+        if len(moving):
+            texts = logits.draw_texts(
+                moving,
+                destinations[moving.to(destinations.device)],
+                held=torch.where(certain, x_t, -1)[moving],
+                forbidden=path.source.mask_token,
+                filter=filter,
+            )
+            x_next[moving] = torch.where(candidate[moving], texts, x_t[moving])
+        return JumpOutcome(x_next, x_next != x_t)
     rows = candidate.flatten().nonzero()[:, 0]
     current = x_t.flatten()[rows]
-    u = noise.uniform(Purpose.DESTINATION, length, step).flatten()[rows.to(noise.samples.device)]
+    u = destinations.flatten()[rows.to(noise.samples.device)]
     tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
     for part, tile, tile_rows in logits.tiles(rows):
         _check_width(tile, path.source)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow.categorical import Filter
+from fsdfm.flow.chain import Chain, Links, links_of
 from fsdfm.flow.grid import Grid
 from fsdfm.flow.jump import JUMPS, Jump, RowLogits, advance
 from fsdfm.flow.path import IndependentCoupling, Path, require_rows
@@ -23,6 +24,7 @@ from fsdfm.noise import Noise
 __all__ = [
     "Denoiser",
     "DenseLogits",
+    "LinkedLogits",
     "LogitsHook",
     "PickedLogits",
     "PickyDenoiser",
@@ -30,6 +32,8 @@ __all__ = [
     "SplitDenoiser",
     "SplitLogits",
     "Step",
+    "ask",
+    "linked",
     "sample",
     "trajectory",
 ]
@@ -161,6 +165,48 @@ class _HookedLogits:
         return changed
 
 
+class LinkedLogits:
+    """Logits that are the fields u of a chain with links: marginals for those who ask for rows, texts for a sampler.
+
+    One sample at a time, so that what is drawn does not depend on the rows beside it.
+    """
+
+    def __init__(self, logits: RowLogits, links: Links, length: int):
+        self.logits, self.links, self.length = logits, links, length
+
+    def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """The log marginals of a sample's rows, sample after sample."""
+        start = 0
+        for sample, count in zip(*torch.unique_consecutive(rows // self.length, return_counts=True), strict=True):
+            own = slice(start, start + int(count))
+            marginals = Chain.of(self._fields(int(sample))[None], self.links).log_marginals()[0]
+            yield own, marginals[rows[own] % self.length], None
+            start = own.stop
+
+    def draw_texts(
+        self, samples: Tensor, u: Tensor, *, held: Tensor, forbidden: int | None, filter: Filter | None
+    ) -> Tensor:
+        """Texts drawn from the chain, all positions together: int64 [n, L]. A temperature divides fields and links."""
+        temperature = 1.0 if filter is None else filter.temperature
+        texts = []
+        for sample, own_u, own_held in zip(samples.tolist(), u.to(held.device), held, strict=True):
+            fields = self._fields(sample).clone()
+            if forbidden is not None:
+                fields[:, forbidden] = -torch.inf
+            if filter is not None:
+                fields = filter(fields)
+            chain = Chain.of(fields[None], self.links, held=own_held[None], temperature=temperature)
+            texts.append(chain.draw(own_u[None]))
+        return torch.cat(texts)
+
+    def _fields(self, sample: int) -> Tensor:
+        """u of one sample, float32 or finer: [L, V]."""
+        rows = torch.arange(sample * self.length, (sample + 1) * self.length, device=self.links[0].device)
+        tiles = [tile if own is None else tile[own] for _, tile, own in self.logits.tiles(rows)]
+        fields = torch.cat(tiles)
+        return fields if fields.dtype == torch.float64 else fields.float()
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of a trajectory: from x_t at time t [B] to x_next at t_next [B]; `jumps` are the changed positions.
@@ -230,9 +276,10 @@ def _walk(
             t = t_back
         redraws = jump.redraws(path.schedule, t, t_next)
         with torch.no_grad():
-            logits = _ask(denoiser, x_t, t.to(device, precise), (t_next - t).to(device, precise))
+            logits = ask(denoiser, x_t, t.to(device, precise), (t_next - t).to(device, precise))
             if hook is not None:
                 logits = _HookedLogits(logits, hook, (x_t, t, t_next))
+            logits = linked(logits, denoiser, x_t.shape[1])
             x_next, jumps = advance(
                 x_t,
                 logits,
@@ -263,12 +310,19 @@ def _last_state(walk: Callable[_P, Iterator[Step]]) -> Callable[_P, Tensor]:
 sample = _last_state(trajectory)
 
 
-def _ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -> RowLogits:
+def ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -> RowLogits:
+    """What a denoiser says of x_t [B, L] at times t for steps of size h [B]: the logits of any rows."""
     if isinstance(denoiser, PickyDenoiser):
         return PickedLogits(denoiser, x_t, t, h)
     if isinstance(denoiser, SplitDenoiser):
         return SplitLogits(denoiser, denoiser.trunk(x_t, t, h))
     return DenseLogits(denoiser(x_t, t, h))
+
+
+def linked(logits: RowLogits, denoiser: Denoiser | SplitDenoiser, length: int) -> RowLogits:
+    """The logits as the fields of a chain where the denoiser has links between neighbours."""
+    links = links_of(denoiser)
+    return logits if links is None else LinkedLogits(logits, links, length)
 
 
 def _check(path: Path, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor | None, churn: float) -> None:

@@ -14,7 +14,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fsdfm.flow import POLICIES, Path, StepSizeWeights, dyadic_step_sizes, generalised_kl, spaced_turns
+from fsdfm.flow import (
+    POLICIES,
+    Chain,
+    Links,
+    Path,
+    StepSizeWeights,
+    dyadic_step_sizes,
+    generalised_kl,
+    links_of,
+    spaced_turns,
+)
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
 from fsdfm.noise import Noise, Purpose
@@ -32,6 +42,8 @@ __all__ = [
     "PathObjective",
     "TimeGrid",
 ]
+
+_SAMPLES = 4  # whose logits live at a time where positions are linked
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,7 @@ class _Rows:
     x_t: Tensor
     weight: Tensor
     scorable: Tensor
+    real: Tensor
 
 
 def _settled(path: Path, batch: Batch, noise: Noise, h: Tensor) -> Batch:
@@ -173,12 +186,12 @@ def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor, spaced_share: 
     if batch.given is not None:
         x_t = torch.where(batch.given, batch.x_1, x_t)
         scored = scored & ~batch.given
-    if batch.real is not None:
-        scored = scored & batch.real
+    real = torch.ones_like(scored) if batch.real is None else batch.real
+    scored = scored & real
     positions = scored.sum(1, keepdim=True).clamp(min=1)
     # A revealed position of the mask source has the delta as its posterior: nothing to learn there.
     scorable = scored & path.source.movable(x_t)
-    return _Rows(batch.x_1, x_t, (scorable / positions).float() / len(x_t), scorable)
+    return _Rows(batch.x_1, x_t, (scorable / positions).float() / len(x_t), scorable, real)
 
 
 def _path_scalar(path: Path, t: Tensor, h: Tensor) -> Tensor:
@@ -200,6 +213,35 @@ def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss, exits
         return loss(log_p_1, log_p_t, x_1[part] == x_t[part], per_row[part])
 
     return losses
+
+
+def _chain_rows(path: Path, rows: _Rows, links: Links) -> ChunkLoss:
+    """-log p(x_1 | x_t) of the chain, an equal part on every position that is scored; chunks hold whole samples."""
+    length = rows.x_1.shape[1]
+    positions = rows.scorable.sum(1).clamp(min=1)
+
+    def losses(logits: Tensor, part: slice) -> Tensor:
+        if path.source.mask_token is not None:
+            logits = _without(logits, path.source.mask_token)
+        samples = slice((part.start or 0) // length, None if part.stop is None else part.stop // length)
+        x_1, real, free = rows.x_1[samples], rows.real[samples], rows.scorable[samples]
+        held = torch.where(free | ~real, -1, x_1)
+        chain = Chain.of(logits.view(*x_1.shape, -1), links, held=held, joined=real)
+        loss = -chain.log_prob(x_1, scored=real) / positions[samples]
+        return loss[:, None].expand_as(x_1).flatten()
+
+    return losses
+
+
+def _chain_loss(
+    model: TrainableDenoiser, path: Path, features: Tensor, rows: _Rows, links: Links, *, loss: PathLoss, whole: bool
+) -> tuple[Tensor, Tensor]:
+    """`chunked_loss` of the chain: a few samples at a time, or all in plain autograd."""
+    if not isinstance(loss, CrossEntropy):
+        raise ValueError('a model with links is trained on its likelihood; set objective.loss to "cross-entropy"')
+    chunk = None if whole else _SAMPLES * rows.x_1.shape[1]
+    losses = _chain_rows(path, rows, links)
+    return chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
 
 
 def _without(logits: Tensor, token: int) -> Tensor:
@@ -256,6 +298,13 @@ class PathObjective:
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
+        links = links_of(model)
+        if links is not None:
+            total, per_row = _chain_loss(
+                model, self.path, features, rows, links, loss=self.loss, whole=self.chunk is None
+            )
+            logs = {"loss": float(total.detach())}
+            return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs)
         exits = torch.zeros(rows.x_t.numel(), device=device)
         losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss, exits=exits)
         total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=self.chunk)
@@ -306,7 +355,12 @@ class FewStepObjective:
         batch = _settled(self.path, batch, noise, h)
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
-        takes_path = h < self.path_below_h
+        takes_path, links = h < self.path_below_h, links_of(model)
+        if links is not None and not bool(takes_path.all()):
+            raise ValueError(
+                f"a step of {float(h.max())} would learn from a teacher, but the model has links, which no teacher "
+                "knows of; set objective.path_below_h to 2 or model.link_rank to 0"
+            )
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
         logs: dict[str, float] = {}
         counts: dict[str, int] = {}
@@ -318,6 +372,14 @@ class FewStepObjective:
                 continue
             picked = chosen.nonzero()[:, 0]
             part = _pick(rows, picked.to(device))
+            picked_features = features[picked.to(device)].flatten(0, 1)
+            if links is not None:
+                branch, per_row = _chain_loss(
+                    model, self.path, picked_features, part, links, loss=self.loss, whole=self.chunk is None
+                )
+                total, sample_loss = total + branch, _by_sample(per_row, part, len(h))
+                logs["path_loss"], counts["path_loss"] = float(sample_loss.mean()), len(picked)
+                continue
             losses: ChunkLoss
             noted = torch.zeros(part.x_t.numel(), device=device)
             if name == "path":
@@ -329,7 +391,6 @@ class FewStepObjective:
                     ema, self.path, part.x_t, t=t[picked], h=h[picked], noise=noise[picked], frozen=frozen
                 )
                 losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=noted)
-            picked_features = features[picked.to(device)].flatten(0, 1)
             branch, per_row = chunked_loss(
                 model, picked_features, part.weight.flatten(), losses=losses, chunk=self.chunk
             )
@@ -345,4 +406,4 @@ class FewStepObjective:
 
 
 def _pick(rows: _Rows, samples: Tensor) -> _Rows:
-    return _Rows(rows.x_1[samples], rows.x_t[samples], rows.weight[samples], rows.scorable[samples])
+    return _Rows(rows.x_1[samples], rows.x_t[samples], rows.weight[samples], rows.scorable[samples], rows.real[samples])

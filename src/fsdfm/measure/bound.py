@@ -34,9 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, DenseLogits, IndependentCoupling, Path, SplitDenoiser, generalised_kl
-from fsdfm.flow.jump import RowLogits
-from fsdfm.flow.sampler import SplitLogits
+from fsdfm.flow import Denoiser, IndependentCoupling, Path, SplitDenoiser, generalised_kl
+from fsdfm.flow.sampler import ask, linked
 from fsdfm.noise import Noise, Purpose
 
 __all__ = ["Bound", "likelihood_bound"]
@@ -169,7 +168,8 @@ class _Scorer:
         if self.given is not None:
             x_t = torch.where(self.given, self.x_1, x_t)
         precise = torch.float32 if device.type == "mps" else torch.float64
-        logits = _logits(self.denoiser, x_t, t.to(device, precise), torch.full_like(t, self.h).to(device, precise))
+        h = torch.full_like(t, self.h).to(device, precise)
+        logits = linked(ask(self.denoiser, x_t, t.to(device, precise), h), self.denoiser, length)
         tokens = torch.stack([self.x_1.flatten(), x_t.flatten()], -1)
         found = torch.empty(tokens.shape, dtype=torch.float64)
         for part, tile, rows in logits.tiles(torch.arange(len(tokens), device=device)):
@@ -185,9 +185,3 @@ class _Scorer:
         if mask is not None:
             wide = wide.index_fill(-1, torch.tensor([mask], device=wide.device), -torch.inf)
         return torch.log_softmax(wide, -1)
-
-
-def _logits(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -> RowLogits:
-    if isinstance(denoiser, SplitDenoiser):
-        return SplitLogits(denoiser, denoiser.trunk(x_t, t, h))
-    return DenseLogits(denoiser(x_t, t, h))

@@ -42,6 +42,7 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
+    link_rank: int = 0  # of the links between neighbours; 0: positions are independent given x_t
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -50,6 +51,8 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
+        if not isinstance(self.link_rank, int) or isinstance(self.link_rank, bool) or self.link_rank < 0:
+            raise ValueError(f"link_rank is {self.link_rank!r}; allowed are whole numbers >= 0, 0 for no links")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -160,6 +163,21 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
+class LinkTables(nn.Module):
+    """How well a token goes before another: s(a, b) = <left_a, right_b>, 0 at the start."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.left = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
+        self.right = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the left table, N(0, 1/rank); the right one is zero."""
+        draw_normal(self.left, self.left.shape[1] ** -0.5, torch.Generator().manual_seed(seed))
+        nn.init.zeros_(self.right)
+
+
 class DiT(nn.Module):
     """A bidirectional transformer with rotary attention and adaptive LayerNorm: logits [B, L, V] of p_{1|t}.
 
@@ -170,6 +188,8 @@ class DiT(nn.Module):
 
         features = model.features_at(x_t, t, h, rows=rows)  # rows b * L + i in order -> [N, C]
         logits = model.logits_at(features)  # [N, V]
+
+    With `links` the posterior is a chain over the positions (`fsdfm.flow.Chain`), and the logits are its fields u.
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0):
@@ -183,10 +203,18 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
+        self.link_tables = LinkTables(config) if config.link_rank else None
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
+        if self.link_tables is not None:
+            self.link_tables.initialise(seed + 2)
+
+    @property
+    def links(self) -> tuple[Tensor, Tensor] | None:
+        """The tables of the links between neighbours, [V, rank] each, if there are any."""
+        return None if self.link_tables is None else (self.link_tables.left, self.link_tables.right)
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
@@ -242,7 +270,20 @@ class DiT(nn.Module):
         """A step-aware child with this model's weights: its logits equal the parent's, bit for bit, for every h."""
         if self.config.is_step_aware:
             raise ValueError("this model is step-aware already; train it as it is")
-        child = DiT(replace(self.config, conditioning="step"), seed=seed)
-        own = {name: value for name, value in child.state_dict().items() if name.startswith("conditioning.step.")}
+        return self._grown("conditioning.step.", seed, conditioning="step")
+
+    def linked(self, left: Tensor, right: Tensor) -> DiT:
+        """A child with this model's weights, and links between neighbours: tables [V, rank]."""
+        if self.config.link_rank:
+            raise ValueError(f"this model has links of rank {self.config.link_rank} already; train it as it is")
+        child = self._grown("link_tables.", 0, link_rank=left.shape[1])
+        assert child.link_tables is not None
+        child.link_tables.load_state_dict({"left": left, "right": right})
+        return child
+
+    def _grown(self, part: str, seed: int, **changes: Any) -> DiT:
+        """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""
+        child = DiT(replace(self.config, **changes), seed=seed)
+        own = {name: value for name, value in child.state_dict().items() if name.startswith(part)}
         child.load_state_dict({**self.state_dict(), **own})
         return child.to(self.embedding.weight).train(self.training)

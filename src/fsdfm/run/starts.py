@@ -35,13 +35,47 @@ def check(recipe: Recipe) -> None:
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
     make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    if section.link_rank is not None:
+        _check_links(recipe)
+
+
+def _check_links(recipe: Recipe) -> None:
+    assert recipe.model.link_rank is not None
+    if recipe.model.link_rank < 0:
+        raise ValueError(f"model.link_rank is {recipe.model.link_rank}; allowed are whole numbers >= 0, 64 for example")
+    objective = recipe.objective
+    if objective.loss != "cross-entropy":
+        raise ValueError(
+            f'objective.loss is "{objective.loss}", but a model with links is trained on its likelihood; set it to '
+            '"cross-entropy"'
+        )
+    if objective.kind == "fewstep" and objective.path_below_h <= 1:
+        raise ValueError(
+            f"objective.path_below_h is {objective.path_below_h}, so that large steps would learn from a teacher, "
+            "which knows of no links; set it to 2, or leave model.link_rank out"
+        )
 
 
 def start(recipe: Recipe, out: Path) -> Bundle:
     """The model of a new run."""
     if recipe.model.preset is not None:
-        return _fresh(recipe, corpus_folder(recipe, out))
-    return _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+        bundle = _fresh(recipe, corpus_folder(recipe, out))
+    else:
+        bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    return bundle if recipe.model.link_rank is None else _linked(recipe, bundle, out)
+
+
+def _linked(recipe: Recipe, bundle: Bundle, out: Path) -> Bundle:
+    """The bundle with links between neighbours, which begin with what the corpus counts."""
+    rank, found = recipe.model.link_rank, bundle.model.config.link_rank
+    assert rank is not None
+    if found not in (0, rank):
+        raise ValueError(f"model.link_rank is {rank}, but the parent has links of rank {found}; leave it out")
+    if found == rank:
+        return bundle
+    corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
+    counts = corpus.count_followers(bundle.path.source.vocab_size)
+    return replace(bundle, model=bundle.model.linked(*flow.counted_links(counts, rank)))
 
 
 def _fresh(recipe: Recipe, folder: Path) -> Bundle:
