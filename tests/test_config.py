@@ -16,6 +16,8 @@ NAMES = [
     "stories-coded",
     "stories-dfm",
     "stories-fewstep",
+    "stories-linked",
+    "stories-paper",
     "tiny-dfm",
     "tiny-fewstep",
 ]

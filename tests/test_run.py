@@ -121,6 +121,31 @@ def test_a_child_starts_as_its_parent_and_knows_its_budgets(recipe, tmp_path):
         train_silently(few, *changes, f"out={tmp_path / 'x'}", f"data.tokenizer={other}")
 
 
+def test_links_are_counted_then_trained(recipe, tmp_path):
+    parent = tmp_path / "parent"
+    train_silently(recipe, f"out={parent}")
+    few = write_recipe(tmp_path, kind="fewstep")
+    changes = ["model.preset=none", "model.width=none", "model.num_blocks=none", "model.num_heads=none"]
+    changes += ["model.cond_width=none", "data.tokenizer=none", f"model.parent={parent}", f"out={tmp_path / 'child'}"]
+    changes += ["objective.loss=cross-entropy", "objective.path_below_h=2.0", "model.link_rank=4"]
+    start = module.start(load_recipe(few, changes), tmp_path / "child")
+    counted = start.model.links[0] @ start.model.links[1].T
+    assert counted[ord("c"), ord("a")] > counted[ord("a"), ord("c")] + 0.1  # cats, and hardly an ac
+    result, _ = train_silently(few, *changes)
+    assert result.finished
+    child = load_model(tmp_path / "child")
+    assert child.model.config.link_rank == 4
+    trained = child.model.links[0] @ child.model.links[1].T
+    assert not torch.allclose(trained, counted)
+    again = [change.replace("/parent", "/child").replace("/child'", "/next'") for change in changes]
+    again = [*(change for change in again if not change.startswith("out=")), f"out={tmp_path / 'next'}"]
+    assert torch.equal(module.start(load_recipe(few, again), tmp_path / "next").model.links[0], child.model.links[0])
+    with pytest.raises(ValueError, match="model.link_rank is 5, but the parent has links of rank 4"):
+        train_silently(few, *again, "model.link_rank=5")
+    with pytest.raises(ValueError, match="set it to 2, or leave model.link_rank out"):
+        train_silently(few, *changes, f"out={tmp_path / 'x'}", "objective.path_below_h=0.5")
+
+
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):
     train_silently(recipe, f"out={tmp_path / 'run'}", "flow.source=mask", "sample.every=12", "sample.steps=2")
     bundle = load_model(tmp_path / "run")
@@ -272,7 +297,7 @@ def test_every_recipe_builds_its_objects(name):
     path = make_path(recipe.flow, 50257 if name.startswith("paper") else 2048)
     objective = make_objective(recipe.objective, path)
     assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
-    parent = load_recipe(name.replace("fewstep", "dfm").replace("coded", "dfm"))
+    parent = load_recipe(re.sub("fewstep|coded|linked|paper$", "dfm", name))
     if parent.model.llama2c is not None:
         return  # the file says the shape
     with torch.device("meta"):
@@ -464,6 +489,8 @@ def test_text_that_is_not_utf8(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        ("model.link_rank=4", 'a model with links is trained on its likelihood; set it to "cross-entropy"'),
+        ("model.link_rank=-4", "model.link_rank is -4; allowed are whole numbers >= 0"),
         ("objective.teacher=rk3", r"objective\.teacher is 'rk3'; allowed are rk2, rk4.*did you mean"),
         ("objective.weights=TB-30", "allowed are TB-10, TB-20"),
         ("objective.smallest_h=3", "allowed are -30 .. 0"),

@@ -21,7 +21,12 @@ SOURCES: dict[str, Source] = {
 
 
 def random_bundle(
-    *, source: str = "uniform", length: int = 32, bos_id: int | None = None, budgets: tuple[int, ...] | None = None
+    *,
+    source: str = "uniform",
+    length: int = 32,
+    bos_id: int | None = None,
+    budgets: tuple[int, ...] | None = None,
+    link_rank: int = 0,
 ) -> Bundle:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
     path = Path(SOURCES[source])
@@ -33,6 +38,7 @@ def random_bundle(
         cond_width=16,
         conditioning="time" if budgets is None else "step",
         next_token=bos_id is not None,
+        link_rank=link_rank,
     )
     model = DiT(config).eval()
     generator = torch.Generator().manual_seed(5)

@@ -5,6 +5,7 @@ from worlds import SCHEDULES, SOURCES, world
 
 from fsdfm.flow import (
     POLICIES,
+    Chain,
     ExactDenoiser,
     MaskSource,
     Path,
@@ -340,3 +341,63 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
     asked.clear()
     objective(model, Batch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
     assert not asked  # one process asks only for what it needs
+
+
+# --- links between neighbours -----------------------------------------------------------------------------------------
+
+
+class LinkedNet(MixerNet):
+    """A network with links."""
+
+    def __init__(self, vocab):
+        super().__init__(vocab)
+        generator = torch.Generator().manual_seed(9)
+        self.left, self.right = (torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2))
+
+    @property
+    def links(self):
+        return self.left, self.right
+
+
+def test_a_linked_model_learns_the_likelihood_of_its_chain():
+    path, model = Path(UniformSource(VOCAB)), LinkedNet(VOCAB)
+    given, real = torch.zeros(2, BATCH, LENGTH, dtype=torch.bool)
+    given[:, 0], real[:] = True, True
+    real[::2, -2:] = False
+    batch, noise = batch_of(path, given=given, real=real)
+    objective = PathObjective(path, loss=CrossEntropy())
+    outcome = objective(model, batch, noise, training_step=0, ema=model)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    x_t[:, 0] = batch.x_1[:, 0]
+    u = model(x_t, outcome.t, outcome.h)
+    for row, length in ((0, LENGTH - 2), (1, LENGTH)):
+        held = torch.full((1, length), -1)
+        held[0, 0] = batch.x_1[row, 0]
+        chain = Chain.of(u[row : row + 1, :length], model.links, held=held)
+        expected = -chain.log_prob(batch.x_1[row : row + 1, :length]) / (length - 1)
+        assert torch.allclose(outcome.sample_loss[row], expected[0], rtol=1e-5)
+    assert torch.allclose(outcome.loss, outcome.sample_loss.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
+def test_chunks_change_nothing_of_a_chain(source):
+    path, model = Path(source), LinkedNet(VOCAB)
+    batch, noise = batch_of(path)
+    results = [
+        gradients(FewStepObjective(path, loss=CrossEntropy(), path_below_h=2.0, chunk=chunk), model, batch, noise)
+        for chunk in (None, 7)
+    ]
+    (whole, expected), (parts, actual) = results
+    assert torch.allclose(whole.loss, parts.loss, rtol=1e-5)
+    assert {"left", "right"} <= set(expected)
+    for name, gradient in expected.items():
+        assert torch.allclose(gradient, actual[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_links_know_no_teacher_and_no_other_loss():
+    path, model = Path(UniformSource(VOCAB)), LinkedNet(VOCAB)
+    batch, noise = batch_of(path)
+    with pytest.raises(ValueError, match="which no teacher knows of; set objective.path_below_h to 2"):
+        FewStepObjective(path, loss=CrossEntropy())(model, batch, noise, training_step=0, ema=model)
+    with pytest.raises(ValueError, match='set objective.loss to "cross-entropy"'):
+        PathObjective(path)(model, batch, noise, training_step=0, ema=model)

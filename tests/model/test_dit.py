@@ -257,3 +257,22 @@ def test_what_sampling_remembers_does_not_hurt_training() -> None:
     logits.sum().backward()
     torch.testing.assert_close(logits.detach(), expected.clone())
     torch.testing.assert_close(model(x_t[:, :4], t, h), build()(x_t[:, :4], t, h))  # another length, another rotation
+
+
+def test_a_linked_child_has_its_parents_logits_and_the_tables() -> None:
+    parent = DiT(ModelConfig(vocab_size=11, width=16, num_blocks=1, num_heads=2, cond_width=8))
+    assert parent.links is None
+    left, right = torch.randn(2, 11, 3)
+    child = parent.linked(left, right)
+    assert child.links is not None
+    assert torch.equal(child.links[0], left)
+    assert torch.equal(child.links[1], right)
+    inputs = torch.zeros(2, 4, dtype=torch.int64), torch.tensor([0.1, 0.7])
+    assert torch.equal(child(*inputs), parent(*inputs))
+    with pytest.raises(ValueError, match="has links of rank 3 already"):
+        child.linked(left, right)
+    fresh = DiT(ModelConfig.from_dict({**child.config.to_dict()}))
+    assert fresh.links is not None
+    assert not bool((fresh.links[0] @ fresh.links[1].T).any())  # no links yet
+    with pytest.raises(ValueError, match="link_rank is -1"):
+        ModelConfig(link_rank=-1)

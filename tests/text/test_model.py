@@ -33,6 +33,30 @@ def test_the_batch_changes_no_token(lm, jump):
     assert len({one.tokens for one in together}) == 12
 
 
+@pytest.mark.parametrize("jump", ["exact", "spaced", "single"])
+def test_the_batch_changes_no_token_of_a_linked_model(jump):
+    linked = LanguageModel(random_bundle(link_rank=4, bos_id=0))
+    together = linked.generate(PROMPTS, num=2, steps=4, jump=jump, temperature=0.9)
+    alone = [one for prompt in PROMPTS for one in linked.generate(prompt, num=2, steps=4, jump=jump, temperature=0.9)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert len({one.tokens for one in together}) == 8
+    for prompt, one in zip(PROMPTS, together[::2], strict=True):
+        assert one.text.startswith(prompt)
+    repaired = linked.repair("some daamged text", steps=2)
+    assert len(repaired.tokens) == len("some daamged text")
+
+
+def test_links_survive_the_disk(tmp_path):
+    bundle = random_bundle(link_rank=4)
+    save_model(tmp_path / "linked", bundle)
+    again = fsdfm.load(tmp_path / "linked")
+    assert torch.equal(again.bundle.model.links[1], bundle.model.links[1])
+    assert again.generate("a", steps=3).tokens == LanguageModel(bundle).generate("a", steps=3).tokens
+    for precision in ("bfloat16", "int8"):
+        narrow = fsdfm.load(tmp_path / "linked", precision=precision)
+        assert narrow.generate("a", steps=3).text.startswith("a")
+
+
 def test_ragged_requests_come_back_in_their_order(lm):
     asked = [lm.typist.gaps("a[[3]]b"), lm.typist.continuation("ab", None), lm.typist.gaps("xyz[[9]]")]
     together = lm.run(asked, steps=3)

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _P = ParamSpec("_P")
+_SAMPLES = 8  # whose texts are drawn together on a GPU
 _TILE = 128  # rows a head call: enough for an efficient matrix product, little enough to hold [tile, V]
 
 
@@ -168,7 +169,7 @@ class _HookedLogits:
 class LinkedLogits:
     """Logits that are the fields u of a chain with links: marginals for those who ask for rows, texts for a sampler.
 
-    One sample at a time, so that what is drawn does not depend on the rows beside it.
+    On a CPU one sample at a time, so that what is drawn does not depend on the rows beside it.
     """
 
     def __init__(self, logits: RowLogits, links: Links, length: int):
@@ -176,10 +177,11 @@ class LinkedLogits:
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """The log marginals of a sample's rows, sample after sample."""
+        samples, counts = torch.unique_consecutive(rows // self.length, return_counts=True)
         start = 0
-        for sample, count in zip(*torch.unique_consecutive(rows // self.length, return_counts=True), strict=True):
-            own = slice(start, start + int(count))
-            marginals = Chain.of(self._fields(int(sample))[None], self.links).log_marginals()[0]
+        for fields, count in zip(self._fields(samples), counts.tolist(), strict=True):
+            own = slice(start, start + count)
+            marginals = Chain.of(fields[None], self.links).log_marginals()[0]
             yield own, marginals[rows[own] % self.length], None
             start = own.stop
 
@@ -188,23 +190,28 @@ class LinkedLogits:
     ) -> Tensor:
         """Texts drawn from the chain, all positions together: int64 [n, L]. A temperature divides fields and links."""
         temperature = 1.0 if filter is None else filter.temperature
-        texts = []
-        for sample, own_u, own_held in zip(samples.tolist(), u.to(held.device), held, strict=True):
-            fields = self._fields(sample).clone()
+        together = 1 if held.device.type == "cpu" else _SAMPLES
+        fields, texts = self._fields(samples), []
+        for own_u, own_held in zip(torch.split(u.to(held.device), together), torch.split(held, together), strict=True):
+            own = torch.cat([next(fields) for _ in own_u])
             if forbidden is not None:
-                fields[:, forbidden] = -torch.inf
+                own[:, forbidden] = -torch.inf
             if filter is not None:
-                fields = filter(fields)
-            chain = Chain.of(fields[None], self.links, held=own_held[None], temperature=temperature)
-            texts.append(chain.draw(own_u[None]))
+                own = filter(own)
+            chain = Chain.of(own.view(*own_u.shape, -1), self.links, held=own_held, temperature=temperature)
+            texts.append(chain.draw(own_u))
         return torch.cat(texts)
 
-    def _fields(self, sample: int) -> Tensor:
-        """u of one sample, float32 or finer: [L, V]."""
-        rows = torch.arange(sample * self.length, (sample + 1) * self.length, device=self.links[0].device)
-        tiles = [tile if own is None else tile[own] for _, tile, own in self.logits.tiles(rows)]
-        fields = torch.cat(tiles)
-        return fields if fields.dtype == torch.float64 else fields.float()
+    def _fields(self, samples: Tensor) -> Iterator[Tensor]:
+        """u of one sample after the other, in memory of its own, float32 or finer: [L, V] each."""
+        rows = samples[:, None] * self.length + torch.arange(self.length, device=samples.device)
+        waiting: list[Tensor] = []
+        for _, tile, own in self.logits.tiles(rows.flatten()):
+            waiting.append(tile if own is None else tile[own])
+            while sum(map(len, waiting)) >= self.length:
+                joined = torch.cat(waiting)
+                fields, waiting = joined[: self.length], [joined[self.length :]]
+                yield fields.to(torch.float64 if fields.dtype == torch.float64 else torch.float32)
 
 
 @dataclass(frozen=True)
