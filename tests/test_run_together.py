@@ -151,12 +151,13 @@ def test_a_damaged_shard_sends_the_run_back_one_checkpoint(runs, shared, tmp_pat
     assert_alike(out, runs / "path")
 
 
-def test_portions_bfloat16_and_the_student_as_its_own_teacher(runs, tmp_path):
+def test_portions_bfloat16_links_and_the_student_as_its_own_teacher(runs, tmp_path):
     recipe = str(runs / "fewstep.toml")
     variants = {
         "portions": ["train.accumulate=2"],
         "student": ["objective.network=student"],
         "bfloat16": ["runtime.precision=bfloat16"],
+        "links": ["model.link_rank=4", "objective.loss=cross-entropy", "objective.path_below_h=2.0"],
     }
     common = [*SMALL, BATCH, "train.save_every=4"]
     jobs = []

@@ -42,6 +42,15 @@ def test_the_first_token_is_given():
     assert bool((sink.x_1[:, 0] == 5).all())
 
 
+def test_tied_draws_are_not_for_linked_positions():
+    model = MixerNet(9)
+    model.links = (torch.zeros(9, 1), torch.zeros(9, 1))
+    with pytest.raises(ValueError, match="use free draws, or a parent without links"):
+        Coupler(model, Path(UniformSource(9)), 6, Grid.uniform(4), draws=DRAWS["tied"])
+    x_0, x_1 = Coupler(model, Path(UniformSource(9)), 6, Grid.uniform(4)).pairs(range(3))
+    assert x_0.shape == x_1.shape == (3, 6)
+
+
 def test_tied_draws_keep_their_promises():
     free, whole, parts = Memory(), Memory(), Memory()
     fill(free, 10)

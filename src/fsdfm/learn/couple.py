@@ -28,6 +28,7 @@ from fsdfm.flow import (
     Path,
     SplitDenoiser,
     coded_noise,
+    links_of,
     sample,
     tied_draws,
 )
@@ -84,6 +85,13 @@ class Coupler:
     filter: Filter | None = None
     draws: Draws | None = None  # None: free, they have randomness of their own
     order: Tensor | None = None  # of the tokens, for draws that are not free: `fsdfm.flow.alike`
+
+    def __post_init__(self) -> None:
+        if self.draws is not None and links_of(self.denoiser) is not None:
+            raise ValueError(
+                "tied draws read each position's law, and this model's positions are linked; use free draws, or a "
+                "parent without links"
+            )
 
     def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """(x_0, x_1) of these samples, int64 [B, L] each."""
