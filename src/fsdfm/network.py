@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsdfm.flow import Links, PickyDenoiser, SplitDenoiser, links_of
-from fsdfm.flow.sampler import SplitLogits, linked
+from fsdfm.flow.jump import RowLogits
+from fsdfm.flow.sampler import LinkedLogits, SplitLogits
 from fsdfm.runtime import Runtime
 
 __all__ = ["HEAD_ROWS", "Network"]
@@ -82,7 +83,9 @@ class Network:
     @torch.no_grad()
     def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
         """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
-        logits = linked(SplitLogits(self, self.trunk(x_t, t, h)), self, x_t.shape[1])
+        logits: RowLogits = SplitLogits(self, self.trunk(x_t, t, h))
+        if self.links is not None:
+            logits = LinkedLogits(logits, self.links, torch.full_like(x_t, -1), forbidden=mask_token)
         tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
         for part, tile, _ in logits.tiles(torch.arange(x_t.numel(), device=x_t.device)):
             wide = tile.to(torch.float32)

@@ -218,7 +218,8 @@ def test_only_candidates_move_and_frozen_positions_stay(name: str) -> None:
     x_0 = path.source.sample(noise, L)
     frozen = torch.zeros(200, L, dtype=torch.bool)
     frozen[:, 1] = True
-    logits = LinkedLogits(DenseLogits(denoiser(x_0, x_0, x_0)), denoiser.links, L)
+    held = torch.where(frozen, x_0, -1)
+    logits = LinkedLogits(DenseLogits(denoiser(x_0, x_0, x_0)), denoiser.links, held)
     redraws = torch.full((200,), 0.3, dtype=torch.float64)
     x_next, jumps = advance(x_0, logits, redraws, jump=JUMPS[name], path=path, noise=noise, frozen=frozen)
     assert torch.equal(x_next[:, 1], x_0[:, 1])
@@ -247,6 +248,18 @@ def test_filters_and_the_mask_reach_the_chain() -> None:
     u = denoiser.u.clone()
     u[..., V - 1] = -torch.inf
     assert torch.equal(cold, u.argmax(-1).expand(100, L))
+
+
+def test_marginals_know_what_is_certain_and_what_cannot_be() -> None:
+    u, tables = fields(batch=1), links()
+    held = torch.tensor([[-1, 2, -1, -1]])
+    rows = torch.tensor([0, 2])
+    ((_, found, _),) = LinkedLogits(DenseLogits(u), tables, held, forbidden=V - 1).tiles(rows)
+    allowed = u.clone()
+    allowed[..., V - 1] = -torch.inf
+    expected = Chain.of(allowed, tables, held=held).log_marginals()[0, rows]
+    torch.testing.assert_close(found[:, : V - 1], expected[:, : V - 1])
+    assert float(found[:, V - 1].exp().max()) == 0
 
 
 def test_who_has_links() -> None:

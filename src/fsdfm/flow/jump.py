@@ -283,10 +283,8 @@ class RowLogits(Protocol):
 class JointLogits(RowLogits, Protocol):
     """Logits of a posterior whose positions are not independent: its rows are marginals, and it draws whole texts."""
 
-    def draw_texts(
-        self, samples: Tensor, u: Tensor, *, held: Tensor, forbidden: int | None, filter: Filter | None
-    ) -> Tensor:
-        """Texts of some samples [n] from uniforms u [n, L]; `held` has the token of a certain position, else -1."""
+    def draw_texts(self, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
+        """Texts of some samples, int64 [n], from uniforms u [n, L]: int64 [n, L]."""
         ...
 
 
@@ -332,17 +330,10 @@ def advance(
         candidate &= ~frozen
     destinations = noise.uniform(Purpose.DESTINATION, length, step)
     if isinstance(logits, JointLogits) and jump.redraws_candidates:
-        certain = ~path.source.movable(x_t) if frozen is None else frozen | ~path.source.movable(x_t)
         moving = candidate.any(1).nonzero()[:, 0]
         x_next = x_t.clone()
         if len(moving):
-            texts = logits.draw_texts(
-                moving,
-                destinations[moving.to(destinations.device)],
-                held=torch.where(certain, x_t, -1)[moving],
-                forbidden=path.source.mask_token,
-                filter=filter,
-            )
+            texts = logits.draw_texts(moving, destinations[moving.to(destinations.device)], filter=filter)
             x_next[moving] = torch.where(candidate[moving], texts, x_t[moving])
         return JumpOutcome(x_next, x_next != x_t)
     rows = candidate.flatten().nonzero()[:, 0]

@@ -169,36 +169,39 @@ class _HookedLogits:
 class LinkedLogits:
     """Logits that are the fields u of a chain with links: marginals for those who ask for rows, texts for a sampler.
 
+    held        the token of every position that is certain, -1 elsewhere: int64 [B, L]
+    forbidden   a token that cannot be, such as the mask
+
     On a CPU one sample at a time, so that what is drawn does not depend on the rows beside it.
     """
 
-    def __init__(self, logits: RowLogits, links: Links, length: int):
-        self.logits, self.links, self.length = logits, links, length
+    def __init__(self, logits: RowLogits, links: Links, held: Tensor, *, forbidden: int | None = None):
+        self.logits, self.links, self.held, self.forbidden = logits, links, held, forbidden
+        self.length = held.shape[1]
 
     def tiles(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """The log marginals of a sample's rows, sample after sample."""
         samples, counts = torch.unique_consecutive(rows // self.length, return_counts=True)
         start = 0
-        for fields, count in zip(self._fields(samples), counts.tolist(), strict=True):
+        for sample, fields, count in zip(samples, self._fields(samples), counts.tolist(), strict=True):
             own = slice(start, start + count)
-            marginals = Chain.of(fields[None], self.links).log_marginals()[0]
+            marginals = Chain.of(fields[None], self.links, held=self.held[sample][None]).log_marginals()[0]
             yield own, marginals[rows[own] % self.length], None
             start = own.stop
 
-    def draw_texts(
-        self, samples: Tensor, u: Tensor, *, held: Tensor, forbidden: int | None, filter: Filter | None
-    ) -> Tensor:
+    def draw_texts(self, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """Texts drawn from the chain, all positions together: int64 [n, L]. A temperature divides fields and links."""
         temperature = 1.0 if filter is None else filter.temperature
-        together = 1 if held.device.type == "cpu" else _SAMPLES
+        together = 1 if self.held.device.type == "cpu" else _SAMPLES
         fields, texts = self._fields(samples), []
-        for own_u, own_held in zip(torch.split(u.to(held.device), together), torch.split(held, together), strict=True):
-            own = torch.cat([next(fields) for _ in own_u])
-            if forbidden is not None:
-                own[:, forbidden] = -torch.inf
-            if filter is not None:
-                own = filter(own)
-            chain = Chain.of(own.view(*own_u.shape, -1), self.links, held=own_held, temperature=temperature)
+        for own_samples, own_u in zip(
+            torch.split(samples, together), torch.split(u.to(self.held.device), together), strict=True
+        ):
+            own = torch.cat([next(fields) for _ in own_samples])
+            own = own if filter is None else filter(own)
+            chain = Chain.of(
+                own.view(*own_u.shape, -1), self.links, held=self.held[own_samples], temperature=temperature
+            )
             texts.append(chain.draw(own_u))
         return torch.cat(texts)
 
@@ -211,7 +214,10 @@ class LinkedLogits:
             while sum(map(len, waiting)) >= self.length:
                 joined = torch.cat(waiting)
                 fields, waiting = joined[: self.length], [joined[self.length :]]
-                yield fields.to(torch.float64 if fields.dtype == torch.float64 else torch.float32)
+                fields = fields.to(torch.float64 if fields.dtype == torch.float64 else torch.float32)
+                if self.forbidden is not None:
+                    fields[:, self.forbidden] = -torch.inf
+                yield fields
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,7 @@ def _walk(
             logits = ask(denoiser, x_t, t.to(device, precise), (t_next - t).to(device, precise))
             if hook is not None:
                 logits = _HookedLogits(logits, hook, (x_t, t, t_next))
-            logits = linked(logits, denoiser, x_t.shape[1])
+            logits = linked(logits, denoiser, path, x_t, frozen)
             x_next, jumps = advance(
                 x_t,
                 logits,
@@ -326,10 +332,13 @@ def ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -
     return DenseLogits(denoiser(x_t, t, h))
 
 
-def linked(logits: RowLogits, denoiser: Denoiser | SplitDenoiser, length: int) -> RowLogits:
-    """The logits as the fields of a chain where the denoiser has links between neighbours."""
+def linked(logits: RowLogits, denoiser: object, path: Path, x_t: Tensor, frozen: Tensor | None = None) -> RowLogits:
+    """The logits as the fields of a chain where the denoiser has links; what cannot move in x_t is certain there."""
     links = links_of(denoiser)
-    return logits if links is None else LinkedLogits(logits, links, length)
+    if links is None:
+        return logits
+    certain = ~path.source.movable(x_t) if frozen is None else frozen | ~path.source.movable(x_t)
+    return LinkedLogits(logits, links, torch.where(certain, x_t, -1), forbidden=path.source.mask_token)
 
 
 def _check(path: Path, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor | None, churn: float) -> None:

@@ -169,7 +169,7 @@ class _Scorer:
             x_t = torch.where(self.given, self.x_1, x_t)
         precise = torch.float32 if device.type == "mps" else torch.float64
         h = torch.full_like(t, self.h).to(device, precise)
-        logits = linked(ask(self.denoiser, x_t, t.to(device, precise), h), self.denoiser, length)
+        logits = linked(ask(self.denoiser, x_t, t.to(device, precise), h), self.denoiser, self.path, x_t, self.given)
         tokens = torch.stack([self.x_1.flatten(), x_t.flatten()], -1)
         found = torch.empty(tokens.shape, dtype=torch.float64)
         for part, tile, rows in logits.tiles(torch.arange(len(tokens), device=device)):
