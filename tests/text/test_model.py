@@ -1,5 +1,6 @@
 import itertools
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,26 @@ def test_links_survive_the_disk(tmp_path):
     for precision in ("bfloat16", "int8"):
         narrow = fsdfm.load(tmp_path / "linked", precision=precision)
         assert narrow.generate("a", steps=3).text.startswith("a")
+
+
+def test_a_model_advises_how_to_sample_it():
+    bundle = random_bundle()
+    advised = LanguageModel(
+        replace(bundle, facts={"sampling": {"jump": "spaced", "temperature": {"1": 0.9, "8": 0.5}}})
+    )
+    plain = LanguageModel(bundle)
+    for steps, temperature in ((1, 0.9), (2, 0.9), (4, 0.5), (64, 0.5)):
+        used = advised.settings(steps=steps)
+        assert (used.temperature, used.jump) == (temperature, "spaced")
+    told = {"steps": 8, "temperature": 0.5, "jump": "spaced"}
+    assert advised.generate("a", steps=8).tokens == plain.generate("a", **told).tokens
+    assert advised.generate("a", steps=8).tokens != plain.generate("a", steps=8).tokens
+    assert advised.generate("a", steps=8, temperature=1.0, jump="exact").tokens == plain.generate("a", steps=8).tokens
+    assert advised.settings(final_temperature=0.3).temperature is None
+    for bad in ({"temperature": 3}, {"temperature": {"8": "hot"}}, {"jump": "high"}, {"temperature": {"0": 1.0}}):
+        broken = LanguageModel(replace(bundle, facts={"sampling": bad}))
+        with pytest.raises(ValueError, match="the model's advice on sampling cannot be used"):
+            broken.generate("a", steps=2)
 
 
 def test_ragged_requests_come_back_in_their_order(lm):

@@ -28,11 +28,18 @@ class Shared:
     steps: Annotated[int | None, typer.Option(help="Network calls for a block of text; 8 unless said.")] = None
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
     seed: SeedOption = 0
-    temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0
+    temperature: Annotated[
+        float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
+    ] = None
     final_temperature: FinalTemperatureOption = None
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None
-    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact"
+    jump: Annotated[
+        str | None,
+        typer.Option(
+            help="exact, single (the paper's), instant, stratified, spaced. The model's advice, or exact, unless said."
+        ),
+    ] = None
     grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
     start: Annotated[
         float | None, typer.Option(help="The time to start from; by default it follows from what is given.")
@@ -152,7 +159,9 @@ def _answer(
             results = [watch(stream, stream.steps)]
         else:
             results = lm.run(request.copies(shared.num), **shared.options())
-    facts = {"command": command, "model": lm.bundle.loaded, "settings": shared.options()}
+    used = lm.settings(**shared.options())
+    settings = {**shared.options(), "temperature": used.temperature, "jump": used.jump}
+    facts = {"command": command, "model": lm.bundle.loaded, "settings": settings}
     output.write(results, facts)
     first, calls = results[0], sum(result.calls for result in results)
     seconds = max(result.seconds for result in results)

@@ -209,14 +209,18 @@ class LanguageModel:
         """
         return self._answer([self.typist.damaged(text, damaged, begin=begin)], num, options)
 
+    def settings(self, **options: Unpack[Options]) -> Settings:
+        """How these options sample: what they leave open is the model's own advice, if it has any."""
+        return Settings(**options).advised(self.bundle.facts.get("sampling"))
+
     def stream(self, asked: str | Request | None = None, **options: Unpack[Options]) -> Stream:
         """The states of one text as they come: of a prompt's continuation, or of a request of `lm.typist`."""
         request = asked if isinstance(asked, Request) else self.typist.continuation(asked, None)
-        return Stream(Walk(self.bundle, self.network, [request], Settings(**options)))
+        return Stream(Walk(self.bundle, self.network, [request], self.settings(**options)))
 
     def run(self, requests: Sequence[Request], **options: Unpack[Options]) -> list[Generation]:
         """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
-        settings = Settings(**options)
+        settings = self.settings(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
             walk = Walk(self.bundle, self.network, [requests[index] for index in group], settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,11 +24,11 @@ class Options(TypedDict, total=False):
 
     steps: int | None
     seed: int
-    temperature: float
+    temperature: float | None
     final_temperature: float | None
     top_p: float | None
     top_k: int | None
-    jump: str | Jump
+    jump: str | Jump | None
     grid: str | Grid
     start: float | None
     keep_states: bool
@@ -38,9 +40,11 @@ class Settings:
 
     steps         network calls for a block of text; 8, or the grid's
     seed          the same seed gives the same text
-    temperature, top_p, top_k   narrow p_{1|t} before anything is drawn
+    temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
+                  so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
-    jump          the rule of a step: exact, single, instant, stratified, spaced, or a `Jump`
+    jump          the rule of a step: exact, single, instant, stratified, spaced, or a `Jump`; the model's own advice
+                  unless said, exact where it has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is; a blind repair estimates it
@@ -49,11 +53,11 @@ class Settings:
 
     steps: int | None = None
     seed: int = 0
-    temperature: float = 1.0
+    temperature: float | None = None
     final_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    jump: str | Jump = "exact"
+    jump: str | Jump | None = None
     grid: str | Grid = "uniform"
     start: float | None = None
     keep_states: bool = False
@@ -69,16 +73,40 @@ class Settings:
 
     def filter(self) -> Filter | None:
         """Temperature, top-k, top-p; None where they change nothing."""
-        made = Filter(self.temperature, self.top_k, self.top_p, self.final_temperature)
+        temperature = 1.0 if self.temperature is None else self.temperature
+        made = Filter(temperature, self.top_k, self.top_p, self.final_temperature)
         return None if made == Filter() else made
 
     def rule(self) -> Jump:
         """The jump rule."""
-        if isinstance(self.jump, Jump):
-            return self.jump
-        if self.jump not in JUMPS:
-            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(JUMPS)}")
-        return JUMPS[self.jump]
+        jump = "exact" if self.jump is None else self.jump
+        if isinstance(jump, Jump):
+            return jump
+        if jump not in JUMPS:
+            raise ValueError(f"jump is {jump!r}; allowed are {', '.join(JUMPS)}")
+        return JUMPS[jump]
+
+    def advised(self, advice: Mapping[str, Any] | None) -> Settings:
+        """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.
+
+            {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}
+
+        The temperature is that of the nearest number of steps.
+        """
+        if not advice:
+            return self
+        temperature, jump = self.temperature, self.jump
+        try:
+            if temperature is None and self.final_temperature is None and advice.get("temperature"):
+                known = {int(steps): float(value) for steps, value in advice["temperature"].items()}
+                temperature = known[min(known, key=lambda steps: abs(math.log(steps / self.num_steps())))]
+            if jump is None and "jump" in advice:
+                jump = str(advice["jump"])
+            return replace(self, temperature=temperature, jump=jump)
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
+            ) from error
 
     def num_steps(self) -> int:
         """S: network calls for a block."""
