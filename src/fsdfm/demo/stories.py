@@ -15,6 +15,7 @@ from fsdfm.text import LanguageModel
 __all__ = ["FEW", "Order", "Programme", "Sampling", "Story", "command_line", "make_stories"]
 
 FEW = 8  # network calls of a few-step story
+_SEED = 2  # of what stands side by side: from 0 the parent in 8 calls ends before its first word
 _PROMPTS = (
     "Once upon a time, there was a small robot who lived on a farm.",
     "Lily and Ben found a map in the old tree.",
@@ -104,16 +105,16 @@ class Programme:
 
         best, parent = partial(order, models[0]), partial(order, "parent")
         return cls(
-            beside=tuple(dict.fromkeys([best(), parent(), parent(steps=long)])),
+            beside=tuple(dict.fromkeys([best(seed=_SEED), parent(seed=_SEED), parent(seed=_SEED, steps=long)])),
             more=(
                 *(best(text=prompt) for prompt in _PROMPTS),
-                *(best(seed=seed) for seed in (1, 2)),
+                *(best(seed=seed) for seed in (1, 3)),
             ),
             mended=(
                 best(command="infill", text=_GAPS),
                 best(command="repair", text=_WHOLE, corrupt=0.5),
             ),
-            fewer=tuple(best(steps=steps) for steps in (4, 2, 1)),
+            fewer=tuple(best(seed=_SEED, steps=steps) for steps in (4, 2, 1)),
         )
 
     @property
