@@ -233,15 +233,32 @@ def _chain_rows(path: Path, rows: _Rows, links: Links) -> ChunkLoss:
     return losses
 
 
-def _chain_loss(
-    model: TrainableDenoiser, path: Path, features: Tensor, rows: _Rows, links: Links, *, loss: PathLoss, whole: bool
-) -> tuple[Tensor, Tensor]:
-    """`chunked_loss` of the chain: a few samples at a time, or all in plain autograd."""
+def _path_part(
+    model: TrainableDenoiser,
+    path: Path,
+    features: Tensor,
+    rows: _Rows,
+    *,
+    t: Tensor,
+    h: Tensor,
+    loss: PathLoss,
+    chunk: int | None,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """The path loss of features [N, C]: its sum, that of each row, and what is noted beside it.
+
+    Where the model has links, it is the likelihood of the chain, and whole samples are taken at a time.
+    """
+    links = links_of(model)
+    if links is None:
+        exits = torch.zeros(len(features), device=features.device)
+        losses = _path_rows(path, rows, _path_scalar(path, t, h), loss=loss, exits=exits)
+        total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
+        return total, per_row, {"exit_rate": _scored_mean(exits, rows)}
     if not isinstance(loss, CrossEntropy):
         raise ValueError('a model with links is trained on its likelihood; set objective.loss to "cross-entropy"')
-    chunk = None if whole else _SAMPLES * rows.x_1.shape[1]
+    whole = None if chunk is None else _SAMPLES * rows.x_1.shape[1]
     losses = _chain_rows(path, rows, links)
-    return chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
+    return *chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=whole), {}
 
 
 def _without(logits: Tensor, token: int) -> Tensor:
@@ -298,18 +315,9 @@ class PathObjective:
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
-        links = links_of(model)
-        if links is not None:
-            total, per_row = _chain_loss(
-                model, self.path, features, rows, links, loss=self.loss, whole=self.chunk is None
-            )
-            logs = {"loss": float(total.detach())}
-            return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs)
-        exits = torch.zeros(rows.x_t.numel(), device=device)
-        losses = _path_rows(self.path, rows, _path_scalar(self.path, t, h), loss=self.loss, exits=exits)
-        total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=self.chunk)
-        logs = {"loss": float(total.detach()), "exit_rate": _scored_mean(exits, rows)}
-        counts = {"exit_rate": int(rows.scorable.sum())}
+        total, per_row, noted = _path_part(model, self.path, features, rows, t=t, h=h, loss=self.loss, chunk=self.chunk)
+        logs = {"loss": float(total.detach()), **noted}
+        counts = dict.fromkeys(noted, int(rows.scorable.sum()))
         return Outcome(total, t, h, _by_sample(per_row, rows, len(t)), logs, counts)
 
 
@@ -355,11 +363,11 @@ class FewStepObjective:
         batch = _settled(self.path, batch, noise, h)
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
-        takes_path, links = h < self.path_below_h, links_of(model)
-        if links is not None and not bool(takes_path.all()):
+        takes_path = h < self.path_below_h
+        if links_of(model) is not None and not bool(takes_path.all()):
             raise ValueError(
                 f"a step of {float(h.max())} would learn from a teacher, but the model has links, which no teacher "
-                "knows of; set objective.path_below_h to 2 or model.link_rank to 0"
+                "knows of; set objective.path_below_h to 2"
             )
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
         logs: dict[str, float] = {}
@@ -373,34 +381,26 @@ class FewStepObjective:
             picked = chosen.nonzero()[:, 0]
             part = _pick(rows, picked.to(device))
             picked_features = features[picked.to(device)].flatten(0, 1)
-            if links is not None:
-                branch, per_row = _chain_loss(
-                    model, self.path, picked_features, part, links, loss=self.loss, whole=self.chunk is None
-                )
-                total, sample_loss = total + branch, _by_sample(per_row, part, len(h))
-                logs["path_loss"], counts["path_loss"] = float(sample_loss.mean()), len(picked)
-                continue
-            losses: ChunkLoss
-            noted = torch.zeros(part.x_t.numel(), device=device)
             if name == "path":
-                scalar = _path_scalar(self.path, t[picked], h[picked])
-                losses = _path_rows(self.path, part, scalar, loss=self.loss, exits=noted)
+                branch, per_row, noted = _path_part(
+                    model, self.path, picked_features, part, t=t[picked], h=h[picked], loss=self.loss, chunk=self.chunk
+                )
             else:
                 frozen = None if batch.given is None else batch.given[picked.to(device)]
                 target = self.teacher.target(
                     ema, self.path, part.x_t, t=t[picked], h=h[picked], noise=noise[picked], frozen=frozen
                 )
-                losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=noted)
-            branch, per_row = chunked_loss(
-                model, picked_features, part.weight.flatten(), losses=losses, chunk=self.chunk
-            )
+                entropies = torch.zeros(part.x_t.numel(), device=device)
+                losses = _distilled_rows(self.path, target, temperature=self.temperature, entropies=entropies)
+                branch, per_row = chunked_loss(
+                    model, picked_features, part.weight.flatten(), losses=losses, chunk=self.chunk
+                )
+                noted = {"target_entropy": _scored_mean(entropies, part)}
             total = total + branch
             branch_samples = _by_sample(per_row, part, len(h))
             sample_loss[picked.to(device)] = branch_samples
-            logs[name + "_loss"] = float(branch_samples.mean())
-            noted_as = "exit_rate" if name == "path" else "target_entropy"
-            logs[noted_as] = _scored_mean(noted, part)
-            counts |= {name + "_loss": len(picked), noted_as: int(part.scorable.sum())}
+            logs |= {name + "_loss": float(branch_samples.mean()), **noted}
+            counts |= {name + "_loss": len(picked), **dict.fromkeys(noted, int(part.scorable.sum()))}
         logs["loss"] = float(total.detach())
         return Outcome(total, t, h, sample_loss, logs, counts)
 
