@@ -94,12 +94,17 @@ def test_a_run_writes_down_what_it_did(recipe, tmp_path):
     assert bundle.length == 16
 
 
+def child_of(parent, out):
+    """What a recipe of a preset changes to start from a parent."""
+    sizes = ("preset", "width", "num_blocks", "num_heads", "cond_width")
+    return [*(f"model.{name}=none" for name in sizes), "data.tokenizer=none", f"model.parent={parent}", f"out={out}"]
+
+
 def test_a_child_starts_as_its_parent_and_knows_its_budgets(recipe, tmp_path):
     parent = tmp_path / "parent"
     train_silently(recipe, f"out={parent}")
     few = write_recipe(tmp_path, kind="fewstep")
-    changes = ["model.preset=none", "model.width=none", "model.num_blocks=none", "model.num_heads=none"]
-    changes += ["model.cond_width=none", "data.tokenizer=none", f"model.parent={parent}", f"out={tmp_path / 'child'}"]
+    changes = child_of(parent, tmp_path / "child")
     start = module.start(load_recipe(few, changes), tmp_path / "child")
     inputs = torch.zeros(2, 16, dtype=torch.int64), torch.tensor([0.1, 0.7]), torch.tensor([0.25, 2.0**-10])
     before = load_model(parent).model
@@ -125,9 +130,9 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     parent = tmp_path / "parent"
     train_silently(recipe, f"out={parent}")
     few = write_recipe(tmp_path, kind="fewstep")
-    changes = ["model.preset=none", "model.width=none", "model.num_blocks=none", "model.num_heads=none"]
-    changes += ["model.cond_width=none", "data.tokenizer=none", f"model.parent={parent}", f"out={tmp_path / 'child'}"]
-    changes += ["objective.loss=cross-entropy", "objective.path_below_h=2.0", "model.link_rank=4"]
+    changes = child_of(parent, tmp_path / "child")
+    linked = ["objective.loss=cross-entropy", "objective.path_below_h=2.0"]
+    changes += [*linked, "model.link_rank=4"]
     start = module.start(load_recipe(few, changes), tmp_path / "child")
     counted = start.model.links[0] @ start.model.links[1].T
     assert counted[ord("c"), ord("a")] > counted[ord("a"), ord("c")] + 0.1  # cats, and hardly an ac
@@ -137,13 +142,19 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     assert child.model.config.link_rank == 4
     trained = child.model.links[0] @ child.model.links[1].T
     assert not torch.allclose(trained, counted)
-    again = [change.replace("/parent", "/child").replace("/child'", "/next'") for change in changes]
-    again = [*(change for change in again if not change.startswith("out=")), f"out={tmp_path / 'next'}"]
-    assert torch.equal(module.start(load_recipe(few, again), tmp_path / "next").model.links[0], child.model.links[0])
+    again = [*child_of(tmp_path / "child", tmp_path / "next"), *linked]
+    for rank in ((), ("model.link_rank=4",)):
+        onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
+        assert torch.equal(onward.model.links[0], child.model.links[0])
     with pytest.raises(ValueError, match="model.link_rank is 5, but the parent has links of rank 4"):
         train_silently(few, *again, "model.link_rank=5")
-    with pytest.raises(ValueError, match="set it to 2, or leave model.link_rank out"):
-        train_silently(few, *changes, f"out={tmp_path / 'x'}", "objective.path_below_h=0.5")
+    for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
+        with pytest.raises(ValueError, match="set it to 2, or start from a model without links"):
+            train_silently(few, *wrong, "objective.path_below_h=0.5")
+    none = module.start(
+        load_recipe(few, [*child_of(parent, tmp_path / "none"), "model.link_rank=0"]), tmp_path / "none"
+    )
+    assert none.model.links is None
 
 
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):

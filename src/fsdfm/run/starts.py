@@ -9,7 +9,7 @@ import torch
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, load_model, save_model
-from fsdfm.config import DataConfig, ModelSection, Recipe
+from fsdfm.config import DataConfig, ModelSection, ObjectiveConfig, Recipe
 from fsdfm.convert import convert_llama2c
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
@@ -35,15 +35,14 @@ def check(recipe: Recipe) -> None:
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
     make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
-    if section.link_rank is not None:
-        _check_links(recipe)
+    if section.link_rank is not None and section.link_rank < 0:
+        raise ValueError(f"model.link_rank is {section.link_rank}; allowed are whole numbers >= 0, 64 for example")
+    if section.link_rank:
+        _check_links(recipe.objective)
 
 
-def _check_links(recipe: Recipe) -> None:
-    assert recipe.model.link_rank is not None
-    if recipe.model.link_rank < 0:
-        raise ValueError(f"model.link_rank is {recipe.model.link_rank}; allowed are whole numbers >= 0, 64 for example")
-    objective = recipe.objective
+def _check_links(objective: ObjectiveConfig) -> None:
+    """Raise unless a model with links can be trained so."""
     if objective.loss != "cross-entropy":
         raise ValueError(
             f'objective.loss is "{objective.loss}", but a model with links is trained on its likelihood; set it to '
@@ -52,7 +51,7 @@ def _check_links(recipe: Recipe) -> None:
     if objective.kind == "fewstep" and objective.path_below_h <= 1:
         raise ValueError(
             f"objective.path_below_h is {objective.path_below_h}, so that large steps would learn from a teacher, "
-            "which knows of no links; set it to 2, or leave model.link_rank out"
+            "which knows of no links; set it to 2, or start from a model without links"
         )
 
 
@@ -62,7 +61,11 @@ def start(recipe: Recipe, out: Path) -> Bundle:
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
-    return bundle if recipe.model.link_rank is None else _linked(recipe, bundle, out)
+    if recipe.model.link_rank is not None:
+        bundle = _linked(recipe, bundle, out)
+    if bundle.model.config.link_rank:
+        _check_links(recipe.objective)  # a parent may bring its links
+    return bundle
 
 
 def _linked(recipe: Recipe, bundle: Bundle, out: Path) -> Bundle:
