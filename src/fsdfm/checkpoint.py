@@ -29,8 +29,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fsdfm import flow
-from fsdfm.data import Tokenizer, file_sha256, sync
+from fsdfm.data import Tokenizer
 from fsdfm.embedded import find_model, name_of
+from fsdfm.files import file_sha256, sync
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 

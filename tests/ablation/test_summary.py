@@ -4,8 +4,9 @@ import pytest
 
 from fsdfm.ablation.factors import CONTROL, FACTORS, Claim, Factor, Variant
 from fsdfm.ablation.report import Tables, paper_ratio, sentence
-from fsdfm.ablation.setting import Setting, write_json
+from fsdfm.ablation.setting import Setting
 from fsdfm.ablation.summary import METRICS, Scores, Verdict, decide, verdicts
+from fsdfm.files import write_json
 from fsdfm.results import Evaluation, Measured, Row
 from fsdfm.truth.summary import estimate
 

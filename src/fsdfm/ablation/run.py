@@ -25,10 +25,11 @@ from fsdfm.ablation.summary import Scores, Verdict, verdicts
 from fsdfm.ablation.timing import run_timing, timing_name
 from fsdfm.checkpoint import Bundle
 from fsdfm.evaluation import parse_steps
+from fsdfm.files import lock
 from fsdfm.flow import UniformSource
 from fsdfm.measure.judges import make_judge
 from fsdfm.run import prepare_corpus
-from fsdfm.runtime import commit, interrupt_on_sigterm, lock, versions
+from fsdfm.runtime import commit, interrupt_on_sigterm, versions
 from fsdfm.show.quality.figures import require_plots
 
 __all__ = ["Ask", "Outcome", "run_ablation"]

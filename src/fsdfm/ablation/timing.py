@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fsdfm.ablation.cells import recipe_overrides
 from fsdfm.ablation.factors import Training, Variant
-from fsdfm.ablation.setting import RECIPE, Place, Setting, write_json
+from fsdfm.ablation.setting import RECIPE, Place, Setting
 from fsdfm.config import load_recipe
+from fsdfm.files import write_json
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Hooks, Trainer
 from fsdfm.run import make_rows, make_trainer, start

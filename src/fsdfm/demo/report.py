@@ -15,9 +15,10 @@ from fsdfm.demo.page import Page, page_html
 from fsdfm.demo.stored import Stored, read_stored
 from fsdfm.demo.stories import Programme, make_stories
 from fsdfm.embedded import embedded_models, find_model, stored_demo
+from fsdfm.files import replace_file, write_text
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import versions
-from fsdfm.show.folder import progress, replace_file, writable_folder
+from fsdfm.show.folder import progress, writable_folder
 from fsdfm.show.quality.figures import draw_quality, require_plots
 from fsdfm.show.quality.report import DPI
 from fsdfm.show.timeline import Timeline
@@ -64,7 +65,7 @@ def write_demo(
     )
     index = folder / "index.html"
     replace_file(folder / "timeline.png", first.save_png)
-    replace_file(index, lambda file: file.write_text(page_html(page), encoding="utf-8"))
+    write_text(index, page_html(page))
     return index, first
 
 

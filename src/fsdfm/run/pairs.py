@@ -13,6 +13,7 @@ from torch import Tensor
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, load_model
 from fsdfm.convert import causal_over
+from fsdfm.files import file_sha256
 from fsdfm.learn.couple import DRAWS, Coder, Coupler, PairMaker, couple
 from fsdfm.model.weights import weights_sha256
 from fsdfm.run.objects import begin_with, named
@@ -89,7 +90,7 @@ def make_coded_pairs(
     def text(samples: Sequence[int]) -> Tensor:
         return begin_with(first, blocks.rows(samples).x_1)
 
-    about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
+    about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)

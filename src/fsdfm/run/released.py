@@ -12,6 +12,7 @@ from rich.console import Console
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, check_new, save_model
 from fsdfm.convert import ReleasedWeights, Settings, WeightsName, open_released, preset_settings, read_settings
+from fsdfm.files import file_sha256
 from fsdfm.model import DiT
 
 __all__ = ["import_weights"]
@@ -48,7 +49,7 @@ def import_weights(
     with open_released(file, settings, weights, dtype=dtype) as released:
         bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
         with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
-            about = {"file": released.path.name, "group": released.group, "sha256": data.file_sha256(released.path)}
+            about = {"file": released.path.name, "group": released.group, "sha256": file_sha256(released.path)}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
             save_model(out, bundle, dtype=dtype, tensors=released)
     return bundle
