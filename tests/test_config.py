@@ -46,8 +46,8 @@ def test_the_papers_numbers(size, batch_size):
     assert (parent.train.steps, parent.train.batch_size, parent.optim.lr) == (1_000_000, 128, 3e-4)
     assert (child.train.steps, child.train.batch_size, child.optim.lr) == (500_000, batch_size, 1e-5)
     assert child.model.parent == parent.out
-    assert (child.objective.teacher, child.objective.weights) == ("rk4", "TB-20")
-    assert child.objective.path_below_h == 2.0**-9
+    assert (child.objective.teacher.tableau, child.objective.weights) == ("rk4", "TB-20")
+    assert child.objective.teacher.from_h == 2.0**-9
     for recipe in (parent, child):
         assert recipe.data.length == 1024
         assert recipe.data.tokenizer == "gpt2"

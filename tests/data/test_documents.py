@@ -228,7 +228,6 @@ def test_identity_follows_the_content(tmp_path: Path) -> None:
         ({"inputs": "builtin:pydocs"}, "the one built-in corpus is builtin:pydoc"),
         ({"inputs": "hf:"}, "write hf:NAME"),
         ({"inputs": "hf:a:b:c:d"}, "write hf:NAME"),
-        ({"inputs": "builtin:pydoc", "separator": ""}, "separator is empty"),
         ({"inputs": "builtin:pydoc", "max_documents": 0}, "max_documents is 0; allowed are 1 and more"),
     ],
 )

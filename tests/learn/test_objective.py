@@ -3,30 +3,31 @@ import torch
 from networks import MixerNet, TableNet
 from worlds import SCHEDULES, SOURCES, world
 
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import (
     POLICIES,
     ChainCRF,
     ExactDenoiser,
     MaskSource,
     MixturePath,
-    PolynomialSchedule,
     UniformSource,
     dyadic_step_sizes,
     path_loss,
 )
 from fsdfm.flow.exact import all_states
-from fsdfm.learn import objective as module
-from fsdfm.learn.losses import chunked_loss
-from fsdfm.learn.objective import (
-    Batch,
+from fsdfm.learn import (
+    TABLEAUS,
     CrossEntropy,
     FewStepObjective,
     FineTimes,
     GeneralisedKL,
     MultiplesOfH,
     PathObjective,
+    ShortcutTeacher,
 )
-from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
+from fsdfm.learn import path as path_module
+from fsdfm.learn.losses import chunked_loss
+from fsdfm.learn.path import settled
 from fsdfm.noise import Noise, Purpose
 
 VOCAB, LENGTH, BATCH = 11, 6, 32
@@ -35,7 +36,7 @@ VOCAB, LENGTH, BATCH = 11, 6, 32
 def batch_of(path, *, size=BATCH, first=0, **options):
     noise = Noise(4, range(first, first + size))
     vocab = path.source.vocab_size - (path.source.mask_token is not None)
-    return Batch(noise.integers(Purpose.DATA, LENGTH, vocab), **options), noise
+    return TrainingBatch(noise.integers(Purpose.DATA, LENGTH, vocab), **options), noise
 
 
 def gradients(objective, model, batch, noise, *, training_step=0, ema=None):
@@ -110,13 +111,13 @@ def test_chunked_gradients_are_those_of_plain_autograd():
 def test_distillation_is_the_forward_kl_to_the_teacher():
     path, model, ema = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
     batch, noise = batch_of(path, size=8)
-    teacher = ShortcutTeacher(TABLEAUS["rk2"])
+    teacher = ShortcutTeacher(TABLEAUS["rk2"], temperature=2.0)
     sizes = torch.tensor([0.5], dtype=torch.float64)
-    objective = FewStepObjective(path, teacher=teacher, step_sizes=sizes, temperature=2.0)
+    objective = FewStepObjective(path, teacher=teacher, step_sizes=sizes)
     outcome = objective(model, batch, noise, training_step=0, ema=ema)
     x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
     target = teacher.target(ema, path, x_t, t=outcome.t, h=outcome.h, noise=noise)
-    log_p = target.log_probs(slice(None), temperature=2.0, forbidden=None)
+    log_p = target.log_probs(slice(None), forbidden=None)
     log_q = torch.log_softmax(model(x_t, outcome.t, outcome.h) / 2.0, -1).flatten(0, 1)
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)
     assert torch.allclose(outcome.loss, kl.mean(), rtol=1e-4)
@@ -171,7 +172,7 @@ def test_a_sample_has_the_same_loss_in_every_batch(kind):
     objective = PathObjective(path) if kind == "path" else FewStepObjective(path)
     batch, noise = batch_of(path, size=12)
     whole = objective(model, batch, noise, training_step=3, ema=model)
-    half = Batch(batch.x_1[6:], size=12)
+    half = TrainingBatch(batch.x_1[6:], size=12)
     second = objective(model, half, noise[6:], training_step=3, ema=model)
     assert torch.equal(second.h, whole.h[6:])
     assert torch.allclose(second.sample_loss, whole.sample_loss[6:], rtol=1e-4, atol=1e-6)
@@ -184,10 +185,10 @@ def test_given_and_padded_positions_are_left_out():
     given[:, 0], real[:, :4] = True, True
     seen = []
     model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
-    outcome, _ = gradients(PathObjective(path), model, Batch(plain.x_1, given=given, real=real), noise)
+    outcome, _ = gradients(PathObjective(path), model, TrainingBatch(plain.x_1, given=given, real=real), noise)
     assert torch.equal(seen[0][:, 0], plain.x_1[:, 0])
     assert float(outcome.loss.detach()) > 0
-    nothing, _ = gradients(PathObjective(path), model, Batch(plain.x_1, real=~real & real), noise)
+    nothing, _ = gradients(PathObjective(path), model, TrainingBatch(plain.x_1, real=~real & real), noise)
     assert float(nothing.loss.detach()) == 0
 
 
@@ -224,10 +225,10 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     kept = weight > 0
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
     movable = path.source.movable(x_t)
-    rows = module._Rows(x_1, x_t, movable * weight[:, None].float(), movable, torch.ones_like(movable))
+    rows = path_module.NoisedRows(x_1, x_t, movable * weight[:, None].float(), movable, torch.ones_like(movable))
     features = model.trunk(x_t, torch.full((len(x_t),), t), torch.full((len(x_t),), 0.1)).flatten(0, 1)
     exits = torch.zeros(x_t.numel())
-    losses = module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss, exits=exits)
+    losses = path_module._path_rows(path, rows, schedule.scalar(t).expand(len(x_t)), loss=loss, exits=exits)
     total, _ = chunked_loss(model, features, rows.weight.flatten(), losses=losses)
     (gradient,) = torch.autograd.grad(total, model.table)
     assert float(gradient.abs().max()) < 2e-6
@@ -246,7 +247,7 @@ def test_coupled_pairs_bring_their_own_x_0():
     model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
     x_0 = torch.full_like(batch.x_1, 5)
     start = PathObjective(path, times=lambda h, u: torch.zeros_like(h))
-    start(model, Batch(batch.x_1, x_0=x_0), noise, training_step=0, ema=model)
+    start(model, TrainingBatch(batch.x_1, x_0=x_0), noise, training_step=0, ema=model)
     assert bool((seen[0] == 5).all())
 
 
@@ -264,7 +265,7 @@ def test_rows_without_noise_of_their_own_draw_it():
     x_0 = torch.full_like(batch.x_1, 5)
     x_0[1::2] = -1
     start = PathObjective(path, times=lambda h, u: torch.zeros_like(h))
-    shown, _ = states(start, Batch(batch.x_1, x_0=x_0), noise)
+    shown, _ = states(start, TrainingBatch(batch.x_1, x_0=x_0), noise)
     assert bool((shown[::2] == 5).all())
     assert torch.equal(shown[1::2], path.source.sample(noise, LENGTH)[1::2])
 
@@ -278,21 +279,21 @@ def test_large_steps_take_the_pairs_that_are_made_for_them():
     given[:, :3] = True
     real = torch.ones_like(given)
     real[:, 5:] = False
-    batch = Batch(
+    batch = TrainingBatch(
         torch.full_like(text.x_1, 2), x_0=torch.full_like(text.x_1, 2), given=given, real=real, larger=tuple(pairs)
     )
-    objective = FewStepObjective(path, weights=POLICIES["PU"], path_below_h=2.0)
+    objective = FewStepObjective(path, weights=POLICIES["PU"], teacher=None)
     shown, h = states(objective, batch, noise)
     expected = torch.where(h >= 1, 8, torch.where(h >= 0.25, 7, 2))
     assert set(expected.tolist()) == {2, 7, 8}
     assert torch.equal(shown, expected[:, None].expand_as(shown))
-    settled = module._settled(path, batch, noise, h)
+    rows = settled(path, batch, noise, h)
     large = h >= 0.25
-    assert bool(settled.given[large, 0].all())
-    assert not bool(settled.given[large, 1:].any())
-    assert bool(settled.real[large].all())
-    assert torch.equal(settled.given[~large], given[~large])
-    assert torch.equal(settled.real[~large], real[~large])
+    assert bool(rows.given[large, 0].all())
+    assert not bool(rows.given[large, 1:].any())
+    assert bool(rows.real[large].all())
+    assert torch.equal(rows.given[~large], given[~large])
+    assert torch.equal(rows.real[~large], real[~large])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -301,7 +302,7 @@ def test_turns_are_spaced_in_a_share_of_the_rows(share):
     path = MixturePath(UniformSource(VOCAB))
     x_1 = torch.ones(400, 200, dtype=torch.int64)
     noise = Noise(0, range(400))
-    batch = Batch(x_1, x_0=torch.zeros_like(x_1))
+    batch = TrainingBatch(x_1, x_0=torch.zeros_like(x_1))
     for kind in (PathObjective, FewStepObjective):
         objective = kind(path, times=lambda h, u: torch.full_like(h, 0.4), spaced_share=share)
         shown, _ = states(objective, batch, noise)
@@ -313,7 +314,7 @@ def test_turns_are_spaced_in_a_share_of_the_rows(share):
 
 def test_bad_temperature_is_an_error():
     with pytest.raises(ValueError, match="allowed"):
-        FewStepObjective(MixturePath(UniformSource(3), PolynomialSchedule()), temperature=0)
+        ShortcutTeacher(TABLEAUS["rk2"], temperature=0)
 
 
 def test_processes_ask_a_teacher_together_or_not_at_all():
@@ -331,15 +332,15 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
     teacher, total = Teacher(VOCAB, seed=1), 0.0
     for rows in (slice(0, 8), slice(8, 32)):  # the first rows take the smallest step, and with it the path loss
         asked.clear()
-        part = Batch(whole.x_1[rows], size=BATCH, processes=2)
+        part = TrainingBatch(whole.x_1[rows], size=BATCH, processes=2)
         outcome = objective(model, part, noise[rows], training_step=0, ema=teacher)
         assert len(asked) == 4
         assert asked[0] == max(1, int((outcome.h >= 2.0**-9).sum()))
         total += outcome.logs["loss"] * len(part.x_1) / BATCH
-    expected = objective(model, Batch(whole.x_1, size=BATCH), noise, training_step=0, ema=teacher)
+    expected = objective(model, TrainingBatch(whole.x_1, size=BATCH), noise, training_step=0, ema=teacher)
     assert total == pytest.approx(expected.logs["loss"], rel=1e-6)
     asked.clear()
-    objective(model, Batch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
+    objective(model, TrainingBatch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
     assert not asked  # one process asks only for what it needs
 
 
@@ -384,7 +385,7 @@ def test_chunks_change_nothing_of_a_chain(source):
     path, model = MixturePath(source), LinkedNet(VOCAB)
     batch, noise = batch_of(path)
     results = [
-        gradients(FewStepObjective(path, loss=CrossEntropy(), path_below_h=2.0, chunk=chunk), model, batch, noise)
+        gradients(FewStepObjective(path, loss=CrossEntropy(), teacher=None, chunk=chunk), model, batch, noise)
         for chunk in (None, 7)
     ]
     (whole, expected), (parts, actual) = results
@@ -397,7 +398,7 @@ def test_chunks_change_nothing_of_a_chain(source):
 def test_links_know_no_teacher_and_no_other_loss():
     path, model = MixturePath(UniformSource(VOCAB)), LinkedNet(VOCAB)
     batch, noise = batch_of(path)
-    with pytest.raises(ValueError, match="which no teacher knows of; set objective.path_below_h to 2"):
+    with pytest.raises(ValueError, match='which no teacher knows of; set objective.teacher to "none"'):
         FewStepObjective(path, loss=CrossEntropy())(model, batch, noise, training_step=0, ema=model)
     with pytest.raises(ValueError, match='set objective.loss to "cross-entropy"'):
         PathObjective(path)(model, batch, noise, training_step=0, ema=model)

@@ -1,14 +1,15 @@
 """Data: text to tokens, tokens to a packed corpus on the disk, a corpus to endless batches of x_1."""
 
-from fsdfm.data.batches import Batch, Blocks, RowSource, batches
+from fsdfm.data.batches import BeginWith, Blocks, RowSource, TrainingBatch, batches, begin_with
 from fsdfm.data.corpus import Corpus, Header, prepare
-from fsdfm.data.documents import Documents, open_documents, texts
+from fsdfm.data.documents import SEPARATOR, Documents, open_documents, texts
 from fsdfm.data.files import file_sha256, sync, write_text
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = [
-    "Batch",
+    "SEPARATOR",
+    "BeginWith",
     "Blocks",
     "Corpus",
     "Documents",
@@ -20,7 +21,9 @@ __all__ = [
     "RowSource",
     "StepPairs",
     "Tokenizer",
+    "TrainingBatch",
     "batches",
+    "begin_with",
     "file_sha256",
     "make_tokenizer",
     "open_documents",

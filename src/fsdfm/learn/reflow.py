@@ -3,10 +3,11 @@
 The pairs (x_0, x_1) are draws of a coupling pi(x_0, x_1) of the same two ends. A child trained on them with the path
 loss predicts what the parent makes of *this* noise, which is more certain than what data there may be: its steps can be
 larger. How certain depends on where the parent's own randomness comes from. Free draws have fresh numbers, which nobody
-can guess. Tied ones (`fsdfm.flow.coupling`) read the first draw of a position off x_0 and take the coins and later draws,
-which only correct, from one noise for all pairs: x_1 is then a function of x_0.
+can guess. Tied ones (`fsdfm.flow.coupling`) read the first draw of a position off x_0 and take the coins and later
+draws, which only correct, from one noise for all pairs: x_1 is then a function of x_0.
 
-A `InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise that spells it.
+`InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise
+that spells it.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Reflow:
 
 @dataclass(frozen=True)
 class InverseAutoregressive:
-    """Pairs of text and the noise that spells it (`fsdfm.flow.inverse_autoregressive_noise`); the first token of a row is given.
+    """Pairs of text and the noise that spells it (`fsdfm.flow.inverse_autoregressive_noise`); first tokens are given.
 
     text         the rows of some samples, int64 [B, L]
     next_token   logits of what follows each position, int64 [B, L] -> [B, L, V]

@@ -13,8 +13,8 @@ from torch import Tensor
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
+from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
-from fsdfm.run.build import begin_with, named
 from fsdfm.runtime import Runtime, RuntimeConfig
 
 __all__ = ["PairsConfig", "make_coded_pairs", "make_pairs"]
@@ -86,7 +86,7 @@ def make_coded_pairs(
     blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
-        return begin_with(first, blocks.rows(samples).x_1)
+        return data.begin_with(first, blocks.rows(samples).x_1)
 
     about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
@@ -108,7 +108,7 @@ def _fill(
     """Make pairs until the folder has as many, with a bar."""
     num, batch_size = config.num, config.batch_size
     with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
-        task = progress.add_task("couple", total=num, completed=writer.count)
+        task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
             for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
@@ -116,7 +116,7 @@ def _fill(
 
 
 def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
-    rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
+    rule, draws = find_named(flow.JUMPS, config.jump, "jump"), find_named(DRAWS, config.draws, "draws")
     if draws is not None and config.jump not in ("exact", "spaced"):
         raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
     return Reflow(

@@ -21,6 +21,7 @@ from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainingState
 from fsdfm.model import DiT
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
+from fsdfm.run.history import read_recipe
 from fsdfm.run.validation import Validation, make_validation
 from fsdfm.run.weights import check, start
 from fsdfm.runtime import Runtime, commit, lock, require_strategy, stop_on_signal, versions
@@ -195,7 +196,7 @@ def _check_same(file: Path, recipe: Recipe) -> None:
     """Raise if a run would go on with other data, another model or another objective than it began with."""
     if not file.exists():
         return
-    for key, (old, new) in differences(load_recipe(file), recipe).items():
+    for key, (old, new) in differences(read_recipe(file), recipe).items():
         if not key.startswith(_FREE):
             raise ValueError(
                 f"{file.parent} was begun with {key} = {old!r}, now it is {new!r}; "

@@ -1,4 +1,4 @@
-"""The loss on text that a run is not trained on: the path loss, whatever the objective, at the same rows and noise."""
+"""The loss on text that a run is not trained on, always at the same rows and noise."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Validation", "make_validation"]
 
 
 class Validation:
-    """Measures a trainer's averaged weights; a child of few steps is asked at the smallest step, like its parent."""
+    """Measures a trainer's averaged weights by the validation loss of its objective."""
 
     def __init__(self, recipe: Recipe, bundle: Checkpoint, feed: Feed):
-        self.objective = make_objective(replace(recipe.objective, kind="path"), bundle.path)
+        self.objective = make_objective(recipe.objective, bundle.path).validation
         self.feed, self.num_batches = feed, -(-recipe.held_out.num // recipe.train.batch_size)
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:

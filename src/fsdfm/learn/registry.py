@@ -1,0 +1,67 @@
+"""Names that a recipe gives as `kind`, each with its config and the function that builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+__all__ = ["Entry", "Registry", "find_named"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A frozen dataclass whose fields are the keys of a recipe's section, and what makes an object of it."""
+
+    config: type[Any]
+    build: Callable[..., Any]
+
+
+class Registry(Mapping[str, Entry]):
+    """A table of kinds; `hint` is said where a kind is unknown."""
+
+    def __init__(self, where: str, default: str, *, hint: str = ""):
+        self.where, self.default, self.hint = where, default, hint
+        self._entries: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def register(self, name: str, config: type[Any], build: Callable[..., Any]) -> None:
+        """Add a kind; its config has the field `kind` with the name as default. The same entry twice is no error."""
+        entry = Entry(config, build)
+        if not is_dataclass(config) or getattr(config, "kind", None) != name:
+            raise ValueError(f'{config.__name__} must be a frozen dataclass with the field kind: str = "{name}"')
+        known = self._entries.get(name)
+        if known is not None and (known.config.__module__, known.config.__qualname__) != (
+            config.__module__,
+            config.__qualname__,
+        ):
+            raise ValueError(f"{self.where} {name!r} is registered already, by {known.config.__module__}; take another")
+        self._entries[name] = entry
+
+    def find(self, name: object) -> Entry:
+        """The entry of a kind; a ValueError names the allowed ones."""
+        return find_named(self, str(name), self.where, hint=self.hint)
+
+    def build(self, config: Any, *arguments: Any) -> Any:
+        """The object of a config."""
+        return self.find(config.kind).build(config, *arguments)
+
+
+def find_named(known: Mapping[str, _T], name: str, where: str, *, hint: str = "") -> _T:
+    """What a name means; `where` it stands is said if it means nothing."""
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else f" ({hint})" if hint else ""
+    raise ValueError(f"{where} is {name!r}; allowed are {', '.join(known)}{hint}")
