@@ -221,7 +221,7 @@ def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text.write_text("".join(f"Sentence {i} of a longer text.\n" for i in range(60_000)))
     program = (
         "import fsdfm.data.corpus as m; from fsdfm.data import *; m._SAVE_SECONDS = 0.0; m._BATCH_CHARS = 2**14\n"
-        f"prepare(open_documents({str(text)!r}), Tokenizer.bytes(), {str(tmp_path / 'c')!r}, progress=False)"
+        f"prepare(open_documents({str(text)!r}, ''), Tokenizer.bytes(), {str(tmp_path / 'c')!r}, progress=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     header = tmp_path / "c.partial" / "corpus.json"
@@ -233,7 +233,7 @@ def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "c").exists()
-    corpus = make(open_documents(text), BYTES, tmp_path / "c")
+    corpus = make(open_documents(text, ""), BYTES, tmp_path / "c")
     assert corpus.tokens[:-1].astype(np.uint8).tobytes() == text.read_bytes()
     corpus.verify()
 
