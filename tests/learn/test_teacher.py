@@ -152,3 +152,8 @@ def test_impossible_tableaus_are_errors(bad):
 
 def test_states_enumerate():
     assert len(all_states(3, 2)) == 9
+
+
+def test_bad_temperature_is_an_error():
+    with pytest.raises(ValueError, match="allowed"):
+        ShortcutTeacher(TABLEAUS["rk2"], temperature=0)

@@ -162,7 +162,7 @@ class FewStepObjective:
         assert self.teacher is not None
         if is_joint(model):
             raise ValueError(
-                f"a step of {float(part.h.max())} would learn from a teacher, but the model's positions are joint, "
+                f"a step of {float(part.h.max())} would learn from a teacher, but the model has a joint posterior, "
                 'which no teacher knows of; set objective.teacher to "none"'
             )
         rows = part.rows

@@ -214,7 +214,7 @@ def path_branch(
     if is_joint(model):
         if not isinstance(loss, CrossEntropy):
             raise ValueError(
-                'a model whose positions are joint is trained on its likelihood; set objective.loss to "cross-entropy"'
+                'a model with a joint posterior is trained on its likelihood; set objective.loss to "cross-entropy"'
             )
         return *joint_loss(model, path, features, rows, whole=chunk is None), {}
     exits = torch.zeros(len(features), device=features.device)

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fsdfm.flow import JUMPS, ExactJump, Jump, MixturePath, Schedule, advance
-from fsdfm.flow.sampler import SplitLogits
+from fsdfm.flow import RULES, ExactJump, Independent, Jump, MixturePath, SamplerState, Schedule, advance
 from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.learn.registry import find_named
 from fsdfm.noise import Noise
@@ -184,16 +183,8 @@ class ShortcutTeacher:
             else:
                 begin = times[stage.start]
                 end = torch.minimum(begin + stage.hop * h, torch.ones_like(h))
-                state, _ = advance(
-                    states[stage.start],
-                    SplitLogits(model, features[stage.drive]),
-                    self.jump.redraws(path.schedule, begin, end),
-                    jump=self.jump,
-                    path=path,
-                    noise=noise,
-                    step=k,
-                    frozen=frozen,
-                )
+                now = SamplerState(states[stage.start], begin, end, path, noise, index=k, frozen=frozen)
+                state = advance(now, self.jump, Independent.of_features(features[stage.drive], model))
             times.append(t + stage.node * h)
             states.append(state)
             features.append(model.trunk(state, times[-1].to(x_t.device), (h / 2).to(x_t.device)))
@@ -244,9 +235,11 @@ class ShortcutConfig:
 
 def make_shortcut_teacher(config: ShortcutConfig) -> ShortcutTeacher:
     """The teacher of a recipe's section."""
+    rule = RULES[config.jump]
+    assert isinstance(rule, Jump)
     return ShortcutTeacher(
         find_named(TABLEAUS, config.tableau, "objective.teacher.tableau"),
-        jump=JUMPS[config.jump],
+        jump=rule,
         average=config.average,
         from_h=config.from_h,
         temperature=config.temperature,

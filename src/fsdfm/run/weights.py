@@ -53,16 +53,16 @@ def is_step_aware(recipe: Recipe) -> bool:
 
 
 def _check_joint(objective: Objective) -> None:
-    """Raise unless a model whose positions are joint can be trained so."""
+    """Raise unless a model with a joint posterior can be trained so."""
     if isinstance(getattr(objective, "loss", None), GeneralisedKL):
         raise ValueError(
-            'objective.loss is "generalised-kl", but a model whose positions are joint is trained on its likelihood; '
+            'objective.loss is "generalised-kl", but a model with a joint posterior is trained on its likelihood; '
             'set it to "cross-entropy"'
         )
     if objective.teacher is not None:
         raise ValueError(
-            'objective.teacher is set, but a teacher knows of no joint positions; set it to "none", or start from a '
-            "model whose positions are independent"
+            'objective.teacher is set, but a teacher knows of no joint posterior; set it to "none", or start from a '
+            "model without one"
         )
 
 
@@ -75,21 +75,23 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
-        _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its links
+        _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its own
     return bundle
 
 
 def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
-    """The bundle with links between neighbours, which begin with what the corpus counts."""
+    """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
     rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
     assert rank is not None
     if found not in (0, rank):
-        raise ValueError(f"model.transition_rank is {rank}, but the parent has links of rank {found}; leave it out")
+        raise ValueError(
+            f"model.transition_rank is {rank}, but the parent has transitions of rank {found}; leave it out"
+        )
     if found == rank:
         return bundle
     corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
     counts = corpus.count_followers(bundle.path.source.vocab_size)
-    return replace(bundle, model=bundle.model.linked(*flow.pmi_transitions(counts, rank)))
+    return replace(bundle, model=bundle.model.with_transitions(*flow.pmi_transitions(counts, rank)))
 
 
 def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:
