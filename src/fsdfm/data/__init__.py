@@ -3,7 +3,6 @@
 from fsdfm.data.batches import BeginWith, Blocks, RowSource, TrainingBatch, batches, begin_with
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import SEPARATOR, Documents, open_documents, texts
-from fsdfm.data.files import file_sha256, sync, write_text
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
@@ -24,11 +23,8 @@ __all__ = [
     "TrainingBatch",
     "batches",
     "begin_with",
-    "file_sha256",
     "make_tokenizer",
     "open_documents",
     "prepare",
-    "sync",
     "texts",
-    "write_text",
 ]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
+from fsdfm.files import file_sha256
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, reflow
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
@@ -88,7 +89,7 @@ def make_coded_pairs(
     def text(samples: Sequence[int]) -> Tensor:
         return data.begin_with(first, blocks.rows(samples).x_1)
 
-    about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
+    about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)
@@ -110,7 +111,7 @@ def _fill(
     with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
         task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
-            for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
+            for count in reflow(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
         return writer.count
 
