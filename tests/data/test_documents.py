@@ -22,6 +22,7 @@ from fsdfm.data import SEPARATOR
 from fsdfm.data import documents as module
 from fsdfm.data.documents import Chunk, Documents, PythonDocs, cut, open_documents, texts
 from fsdfm.data.tokenizer import Tokenizer
+from fsdfm.measure import evaluation
 
 WORDS = st.lists(st.sampled_from(["the", "or", "a", "é", "b.", "12"]), max_size=60)
 

@@ -28,7 +28,7 @@ from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn import FewStepObjective, PathObjective
 from fsdfm.learn.journal import JsonLines, duration, tensorboard
 from fsdfm.learn.optim import Optimiser, WithoutDropout
-from fsdfm.learn.reflow import Reflow, reflow
+from fsdfm.learn.reflow import Reflow, couple
 from fsdfm.learn.trainer import Trainer
 from fsdfm.model import DiT
 from fsdfm.run import (
@@ -255,7 +255,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     bundle = load_model(parent)
     maker = Reflow(bundle.model, bundle.path, 16, Grid.uniform(4))
     with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
-        list(reflow(maker, writer, num_pairs=20))
+        list(couple(maker, writer, num_pairs=20))
     child = tmp_path / "child.toml"
     child.write_text(
         f"""

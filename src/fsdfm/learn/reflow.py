@@ -36,7 +36,7 @@ from fsdfm.flow import (
 )
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Reflow", "reflow"]
+__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Reflow", "couple"]
 
 
 class Draws(Protocol):
@@ -142,7 +142,7 @@ class InverseAutoregressive:
         return torch.cat([x_1[:, :1], x_0], 1), x_1
 
 
-def reflow(
+def couple(
     maker: PairMaker,
     sink: PairSink,
     *,

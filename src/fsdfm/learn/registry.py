@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
+
+from fsdfm.files import did_you_mean
 
 __all__ = ["Entry", "Registry", "find_named"]
 
@@ -62,6 +63,5 @@ def find_named(known: Mapping[str, _T], name: str, where: str, *, hint: str = ""
     """What a name means; `where` it stands is said if it means nothing."""
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else f" ({hint})" if hint else ""
-    raise ValueError(f"{where} is {name!r}; allowed are {', '.join(known)}{hint}")
+    near = did_you_mean(name, known, otherwise=hint)
+    raise ValueError(f"{where} is {name!r}; allowed are {', '.join(known)}{near and f' ({near})'}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, reflow
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
@@ -111,7 +111,7 @@ def _fill(
     with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
         task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
-            for count in reflow(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
+            for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
         return writer.count
 
