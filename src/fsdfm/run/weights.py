@@ -15,7 +15,7 @@ from fsdfm.model import DiT, ModelConfig
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
-__all__ = ["check", "convert", "export", "is_step_aware", "model_config", "start"]
+__all__ = ["check", "export", "import_llama2c", "is_step_aware", "model_config", "start"]
 
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
@@ -202,7 +202,7 @@ def _public_name(name: str) -> str:
     return name if name.startswith(("hf:", "builtin:")) else Path(name).name
 
 
-def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
+def import_llama2c(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
     """Make a checkpoint folder of a llama2.c checkpoint, to be used or named as `model.parent`."""
     bundle = _from_llama2c(section, config, seed=0)
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
