@@ -24,6 +24,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from fsdfm.data import SEPARATOR
+from fsdfm.generate import SamplerConfig
 from fsdfm.learn import OBJECTIVES, PathConfig
 from fsdfm.learn.objective import SectionConfig
 from fsdfm.learn.optim import OptimConfig
@@ -102,6 +103,10 @@ class ModelSection:
     dropout: float | None = None
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
+    def __post_init__(self) -> None:
+        if self.llama2c is not None and self.min_count is None:
+            object.__setattr__(self, "min_count", 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
@@ -137,15 +142,31 @@ class SampleConfig:
 
     every: int = 0  # training steps; 0: never
     num: int = 2
-    steps: int = 64
     length: int | None = None  # tokens; None: a whole block
+    steps: int = 64  # this and the rest as in `fsdfm generate`, the parent's own advice included
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    jump: str | None = None
+    grid: str = "uniform"
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.num < 1 or self.steps < 1:
+        if self.every < 0 or self.num < 1:
             raise ValueError(
-                f"every is {self.every}, num {self.num} and steps {self.steps}; "
-                "allowed are every >= 0 (0: never), num >= 1 and steps >= 1"
+                f"every is {self.every} and num {self.num}; allowed are every >= 0 (0: never) and num >= 1"
             )
+        self.sampler()
+
+    def sampler(self) -> SamplerConfig:
+        """The options of sampling."""
+        return SamplerConfig(
+            steps=self.steps,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            jump=self.jump,
+            grid=self.grid,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +410,7 @@ def _required(f: Any) -> bool:
 def _nearest(key: str, known: Sequence[str], where: str) -> str:
     """The known key that was meant: one of this section, or one of the same name elsewhere."""
     if where + key in _MOVED:
-        return f"it is {_MOVED[where + key]} now"
+        return f"it is now {_MOVED[where + key]}"
     if near := get_close_matches(key, known, n=1):
         return f"did you mean {where}{near[0]}?"
     elsewhere = [dotted for dotted in _all_keys(Recipe) if dotted.rpartition(".")[2] == key]

@@ -102,7 +102,7 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     weight = p_0[x_0].prod(1) * p_1[x_1[:, 0], x_1[:, 1]] * shows.prod(1)
     model = TableNet(vocab, 2, slots=1)
     with torch.no_grad():
-        model.table.copy_(exact.posterior(t).clamp(min=1e-30).log())
+        model.table.copy_(exact.table(t).clamp(min=1e-30).log())
     kept = weight > 0
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
     movable = path.source.movable(x_t)

@@ -146,7 +146,7 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     for rank in ((), ("model.transition_rank=4",)):
         onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
         assert torch.equal(onward.model.joint.left, child.model.joint.left)
-    with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has links of rank 4"):
+    with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has transitions of rank 4"):
         train_silently(few, *again, "model.transition_rank=5")
     for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
         with pytest.raises(ValueError, match="set it to .none., or start from a model without one"):
@@ -500,7 +500,10 @@ def test_text_that_is_not_utf8(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("model.transition_rank=4", 'a model with links is trained on its likelihood; set it to "cross-entropy"'),
+        (
+            "model.transition_rank=4",
+            'a model with a joint posterior is trained on its likelihood; set it to "cross-entropy"',
+        ),
         ("model.transition_rank=-4", "model.transition_rank is -4; allowed are whole numbers >= 0"),
         ("objective.teacher.tableau=rk3", r"objective\.teacher\.tableau is 'rk3'; allowed are rk2, rk4.*did you mean"),
         ("objective.weights=TB-30", "allowed are TB-10, TB-20"),

@@ -106,9 +106,14 @@ def reflow(
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
-    jump: Annotated[str, typer.Option(help="exact, single, instant, stratified or spaced.")] = "exact",
+    jump: Annotated[
+        str | None, typer.Option(help="The rule of a step: exact, single, instant, systematic or spaced.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform",
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
-    temperature: Annotated[float, typer.Option(help="Of the parent's posteriors.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="Of the parent's posteriors.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
     coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
     coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
@@ -119,21 +124,17 @@ def reflow(
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
+    given = dict(locals())
     from typing import cast
 
     from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
-    config = PairsConfig(
-        num=num,
-        steps=steps,
-        length=length,
-        jump=jump,
-        draws=draws,
-        temperature=temperature,
-        seed=seed,
-        batch_size=batch_size,
+    names = (
+        *("num", "steps", "length", "jump", "grid", "draws", "temperature", "top_p", "top_k", "seed"),
+        "batch_size",
     )
+    config = PairsConfig(**{name: given[name] for name in names})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
     if (corpus is None) != (coder is None):
         raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")

@@ -38,15 +38,12 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def register(self, name: str, config: type[Any], build: Callable[..., Any]) -> None:
-        """Add a kind; its config has the field `kind` with the name as default. The same entry twice is no error."""
+        """Add a kind; its config has the field `kind` with the name as default. A module may register its own again."""
         entry = Entry(config, build)
         if not is_dataclass(config) or getattr(config, "kind", None) != name:
             raise ValueError(f'{config.__name__} must be a frozen dataclass with the field kind: str = "{name}"')
         known = self._entries.get(name)
-        if known is not None and (known.config.__module__, known.config.__qualname__) != (
-            config.__module__,
-            config.__qualname__,
-        ):
+        if known is not None and known.config.__qualname__ != config.__qualname__:
             raise ValueError(f"{self.where} {name!r} is registered already, by {known.config.__module__}; take another")
         self._entries[name] = entry
 

@@ -31,6 +31,9 @@ def _modernise(values: dict[str, Any]) -> None:
     objective, flow, model = (values.get(name, {}) for name in ("objective", "flow", "model"))
     if "path_below_h" in objective:
         _modernise_objective(objective)
+        section = values.get("data", {})
+        if any(_is_text_file(name) for name in section.get("inputs", ())):
+            section.setdefault("separator", "")  # it was the default: the file is one document
     used = {"mask_share": flow.get("source") == "mixture"}
     used |= {"exponent": flow.get("schedule") == "polynomial", "rate": flow.get("schedule") == "exponential"}
     for key, is_used in used.items():
@@ -40,6 +43,10 @@ def _modernise(values: dict[str, Any]) -> None:
         model.pop("min_count", None)
     if "link_rank" in model:
         model["transition_rank"] = model.pop("link_rank")
+
+
+def _is_text_file(name: str) -> bool:
+    return not name.startswith(("builtin:", "hf:")) and not name.endswith((".jsonl", ".ndjson", ".json", ".parquet"))
 
 
 def _modernise_objective(section: dict[str, Any]) -> None:

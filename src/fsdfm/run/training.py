@@ -54,7 +54,7 @@ class Result:
 
 
 def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
-    """Train what a recipe says, or go on with it; SIGTERM and SIGINT save and end it early."""
+    """Train what a recipe says, or resume it; SIGTERM and SIGINT save and end it early."""
     recipe = load_recipe(name, overrides)
     check(recipe)
     require_strategy(recipe.runtime)
@@ -168,12 +168,14 @@ def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe, *, training_ste
         frozen = torch.zeros_like(x_0, dtype=torch.bool)
         frozen[:, 0], x_0[:, 0] = True, bundle.bos_id
     device = next(model.parameters()).device
+    sampler = config.sampler().advised(bundle.facts.get("sampling"))
     x_1 = flow.sample(
         model,
         bundle.path,
         x_0.to(device),
-        grid=flow.Grid.uniform(config.steps),
-        rule=flow.ExactJump(),
+        grid=sampler.make_grid(torch.zeros(config.num, dtype=torch.float64), bundle.path.schedule),
+        rule=sampler.rule(),
+        filter=sampler.filter(),
         noise=noise,
         frozen=None if frozen is None else frozen.to(device),
     )
@@ -188,5 +190,5 @@ def _check_same(file: Path, recipe: Recipe) -> None:
         if not key.startswith(_FREE):
             raise ValueError(
                 f"{file.parent} was begun with {key} = {old!r}, now it is {new!r}; "
-                "go on with the old value, or start another run with out=FOLDER"
+                "resume with the old value, or start another run with out=FOLDER"
             )
