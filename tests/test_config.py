@@ -22,6 +22,7 @@ NAMES = [
     "stories-fewstep",
     "stories-linked",
     "stories-paper",
+    "tiny-causal",
     "tiny-dfm",
     "tiny-fewstep",
 ]

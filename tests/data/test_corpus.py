@@ -120,7 +120,7 @@ def test_a_finished_corpus_is_recognised_and_another_is_not_overwritten(tmp_path
     make(STORY, BYTES, tmp_path / "c")
     before = contents(tmp_path / "c")
     make(Unread(STORY.documents), BYTES, tmp_path / "c")
-    with pytest.raises(ValueError, match="corpus of another source; delete it, or prepare into another folder"):
+    with pytest.raises(ValueError, match="corpus of another source: it was made of"):
         make(Made(("other",)), BYTES, tmp_path / "c")
     with pytest.raises(ValueError, match="corpus of another tokenizer; delete it"):
         make(STORY, Tokenizer.train(["abab" * 10], 258), tmp_path / "c")

@@ -3,6 +3,7 @@
 What a recipe may name as a kind is registered here, one line each; see `register_objective` for how to add your own.
 """
 
+from fsdfm.learn.causal import NextTokenConfig, NextTokenObjective
 from fsdfm.learn.fewstep import FewStepConfig, FewStepObjective, make_few_step_objective
 from fsdfm.learn.objective import (
     OBJECTIVES,
@@ -46,6 +47,8 @@ __all__ = [
     "FineTimes",
     "GeneralisedKL",
     "MultiplesOfH",
+    "NextTokenConfig",
+    "NextTokenObjective",
     "NoTeacherConfig",
     "Objective",
     "Outcome",
@@ -66,5 +69,6 @@ __all__ = [
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())
 register_teacher("none", NoTeacherConfig, lambda config: None)
 register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)

@@ -14,7 +14,7 @@ from fsdfm.learn.trainer import Feed, Trainer
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
-__all__ = ["make_feed", "make_objective", "make_path", "make_rows", "make_trainer"]
+__all__ = ["make_blocks", "make_feed", "make_objective", "make_path", "make_rows", "make_trainer"]
 
 
 def make_path(config: FlowConfig, num_tokens: int) -> flow.MixturePath:
@@ -80,9 +80,14 @@ def make_rows(recipe: Recipe, bundle: Checkpoint, out: Path) -> data.RowSource:
 
 
 def _text(recipe: Recipe, bundle: Checkpoint, out: Path) -> data.Blocks:
+    return make_blocks(recipe, prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer))
+
+
+def make_blocks(recipe: Recipe, corpus: data.Corpus) -> data.Blocks:
+    """The rows of text of a recipe."""
     section = recipe.data
     return data.Blocks(
-        prepare_corpus(section, corpus_folder(recipe, out), bundle.tokenizer),
+        corpus,
         section.length,
         recipe.train.seed,
         short_share=section.short_share,

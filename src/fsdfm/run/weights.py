@@ -10,7 +10,7 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
-from fsdfm.learn import GeneralisedKL, Objective
+from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
@@ -23,6 +23,11 @@ _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond
 def check(recipe: Recipe) -> None:
     """Raise for what can be told without text and weights, before hours are spent on making tokens."""
     section = recipe.model
+    if section.architecture != "dit" or isinstance(recipe.objective, NextTokenConfig):
+        raise ValueError(
+            f'model.architecture is "{section.architecture}" and objective.kind "{recipe.objective.kind}"; '
+            '"causal" and "next-token" belong together, and this needs a denoiser'
+        )
     chosen = [name for name in ("preset", "parent", "llama2c") if getattr(section, name) is not None]
     if len(chosen) != 1:
         found = " and ".join(f"model.{name}" for name in chosen) or "none of them"
