@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdfm.measure.results import Evaluation
+from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,
@@ -16,7 +17,6 @@ from fsdfm.show.quality.figures import (
     draw_latency,
     draw_panels,
     draw_quality,
-    require_plots,
 )
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
