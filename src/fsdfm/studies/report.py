@@ -34,7 +34,7 @@ def write_report(
     report: StudyReport,
     *,
     stamp: Mapping[str, Any],
-    on_file: Callable[[str], object] = lambda name: None,
+    on_file: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Write every file of a report, each whole or not at all; the stamp goes before the record."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,7 @@ class StudyResults:
 
     cells: Sequence[Cell]
     values: Mapping[str, CellValue]
+    folder: StudyFolder
 
     @property
     def variants(self) -> list[str]:
@@ -158,7 +159,8 @@ def run_study(
     try:
         with interrupt_on_sigterm(), progress(study.name, len(study.cells), console) as tick:
             _compute_all(study, folder, workers=count, tick=tick)
-            results = StudyResults(study.cells, {cell.name: folder.read(cell.name) for cell in study.cells})
+            values = {cell.name: folder.read(cell.name) for cell in study.cells}
+            results = StudyResults(study.cells, values, folder)
             stamp = {
                 **{"study": study.name, "setting": dict(study.setting), "commit": commit(), "versions": versions()},
                 "seconds": round(results.seconds, 1),
