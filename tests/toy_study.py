@@ -38,7 +38,11 @@ def compute(trouble, cell, folder):
             time.sleep(0.02)
     before = [folder.read(name)["error"] for name in cell.needs]
     folder.keep(cell.name, ".txt", lambda file: file.write_text(cell.variant))
-    return {"error": len(cell.variant) + cell.seed + sum(before), "pid": os.getpid(), "threads": torch.get_num_threads()}
+    return {
+        "error": len(cell.variant) + cell.seed + sum(before),
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def report(results):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Tick", "progress", "replace_file", "writable_folder"]
+from fsdfm.files import replace_file
+
+__all__ = ["Tick", "progress", "writable_folder"]
 
 _SECONDS_BETWEEN_LINES = 15.0  # in a log
 
@@ -35,16 +37,6 @@ def writable_folder(name: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose a folder you may write to") from error
     return folder
-
-
-def replace_file(file: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the file, then put it in place in one move: a reader never sees half a file."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        write(unfinished)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 class Tick(Protocol):

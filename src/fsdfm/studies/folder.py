@@ -9,16 +9,18 @@ cells/NAME.*       what a cell leaves for those that build on it: weights, state
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdfm.data import write_text
-from fsdfm.show.folder import replace_file
+from fsdfm.files import InUseError, lock, replace_file, write_json
 
-__all__ = ["StudyFolder"]
+__all__ = ["CellValue", "StudyFolder"]
+
+_SECONDS_BETWEEN_TRIES = 0.05
 
 CellValue = dict[str, Any]
 """What a cell computed, as JSON holds it."""
@@ -49,8 +51,8 @@ class StudyFolder:
         """What a finished cell holds."""
         file = self.file(name)
         try:
-            found: CellValue = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found: CellValue = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{file} cannot be read ({error}); remove it, and the same command computes it anew"
             ) from error
@@ -58,11 +60,10 @@ class StudyFolder:
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Finish a cell."""
-        write_text(self.file(name), json.dumps(value, indent=1) + "\n")
+        write_json(self.file(name), value)
 
     def keep(self, name: str, suffix: str, write: Callable[[Path], object]) -> None:
         """Write a file beside a cell, whole or not at all; `write` is given the path to write to."""
-        self.cells.mkdir(parents=True, exist_ok=True)
         replace_file(self.file(name, suffix), write)
 
     # --- one setting --------------------------------------------------------------------------------------------------
@@ -73,14 +74,8 @@ class StudyFolder:
         A value of None has no say: what it stands for is not used, and cells with any value of it go together.
         """
         said: dict[str, Any] = json.loads(json.dumps({k: v for k, v in setting.items() if v is not None}))
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            with self.hold("setting", wait=True):
-                write_text(self.path / "setting.json", json.dumps({**self._matching(said), **said}, indent=1) + "\n")
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {self.path}: {error.strerror}; choose a folder you may write to"
-            ) from error
+        with self.hold("setting", wait=True):
+            write_json(self.path / "setting.json", {**self._matching(said), **said})
 
     def _matching(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """The setting that the folder has, if any; raise where it says something else."""
@@ -90,8 +85,8 @@ class StudyFolder:
                 raise ValueError(f"{self.path} holds cells without their setting.json; choose another folder")
             return {}
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"{file} cannot be read ({error}); remove the folder, or choose another") from error
         for key, value in said.items():
             if found.get(key, value) != value:
@@ -106,19 +101,18 @@ class StudyFolder:
     @contextmanager
     def hold(self, name: str, *, wait: bool = False) -> Iterator[bool]:
         """Keep other processes from a name; False: one of them has it already, and we do not `wait` for it."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows: there, one command at a time
-            yield True
-            return
-        (self.path / ".locks").mkdir(exist_ok=True)
-        with (self.path / ".locks" / name.replace("/", "~")).open("a") as file:
+        with ExitStack() as held:
+            yield self._take(held, self.path / ".locks" / name.replace("/", "~"), wait=wait)
+
+    def _take(self, held: ExitStack, owned: Path, *, wait: bool) -> bool:
+        while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+                held.enter_context(lock(owned, beside=True))
+                return True
+            except InUseError:
+                if not wait:
+                    return False
+                time.sleep(_SECONDS_BETWEEN_TRIES)
 
     def is_held(self, name: str) -> bool:
         """Whether another process, or another part of this one, has a name at this moment."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsdfm.data import write_text
+from fsdfm.files import replace_file, write_json, write_text
 from fsdfm.measure.statistics import Interval
-from fsdfm.show.folder import replace_file
 
 __all__ = ["StudyReport", "interval_json", "markdown_table", "save_figure", "write_report"]
 
@@ -37,11 +35,10 @@ def write_report(
     on_file: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Write every file of a report, each whole or not at all; the stamp goes before the record."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, save in report.pictures.items():
         on_file(name)
         replace_file(folder / name, save)
-    write_text(folder / f"{report.name}.json", json.dumps({**stamp, **report.record}, indent=1) + "\n")
+    write_json(folder / f"{report.name}.json", {**stamp, **report.record})
     write_text(folder / f"{report.name}.md", report.markdown)
 
 

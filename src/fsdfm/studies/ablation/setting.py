@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdfm import data
 from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.config import Recipe, load_recipe
+from fsdfm.files import file_sha256
 from fsdfm.model.weights import weights_sha256
 
 __all__ = [
@@ -112,7 +112,7 @@ def base_facts(folder: Path) -> tuple[Checkpoint, str]:
 
 def text_sha256(inputs: Sequence[str]) -> str:
     """What a list of texts says of itself: checksums of files, names of anything else."""
-    return " ".join(data.file_sha256(Path(name)) if Path(name).is_file() else name for name in inputs)
+    return " ".join(file_sha256(Path(name)) if Path(name).is_file() else name for name in inputs)
 
 
 def flow_overrides(bundle: Checkpoint) -> list[str]:

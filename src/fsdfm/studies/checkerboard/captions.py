@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fsdfm.studies.checkerboard.cells import (
     BUDGETS,
-    RULES,
+    SHOWN_RULES,
     SOURCES,
     CaseOutcome,
     CheckerboardNumbers,
@@ -87,7 +87,7 @@ def _few_steps(numbers: CheckerboardNumbers) -> str:
     def shares(source: str) -> str:
         rows = (
             f"{rule} {_list(_percent(_outcome(numbers, 'exact', source, rule, steps).on_allowed) for steps in BUDGETS)}"
-            for rule in RULES
+            for rule in SHOWN_RULES
         )
         return f"{source} source: {_list(rows, '; ')}"
 
@@ -96,9 +96,9 @@ def _few_steps(numbers: CheckerboardNumbers) -> str:
 
     return f"""**few-steps.png** Share on allowed squares after {_list(BUDGETS)} steps with the exact posterior.
 {_list(map(shares, SOURCES), ". ")}. One step is a redraw of both tokens under every rule. Under the mask source the
-token shown has no probability, so that Exact and Single are one rule, and Stratified is ahead of the schedule: a masked
+token shown has no probability, so that Exact and Single are one rule, and Systematic is ahead of the schedule: a masked
 position cannot have been a candidate before, so spacing candidates evenly brings its only jump forward. Before the last
-of {few} steps {shown_early("stratified")} of the tokens are shown, against {shown_early("exact")} under Exact."""
+of {few} steps {shown_early("systematic")} of the tokens are shown, against {shown_early("exact")} under Exact."""
 
 
 def _films(numbers: CheckerboardNumbers) -> str:
@@ -112,7 +112,7 @@ def _tables(numbers: CheckerboardNumbers) -> str:
     lines += [_row("posterior", "source", "rule", *budgets), _row(*["---"] * (3 + len(budgets)))]
     for denoiser in ("exact", "network"):
         for source in SOURCES:
-            for rule in RULES:
+            for rule in SHOWN_RULES:
                 found = [_outcome(numbers, denoiser, source, rule, steps) for steps in budgets]
                 cells = [f"{_percent(outcome.on_allowed)} / {outcome.jumps_a_token:.3f}" for outcome in found]
                 lines.append(_row(denoiser, source, rule, *cells))

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow import (
-    JUMPS,
-    Denoiser,
+    RULES,
     Grid,
     InstantJump,
     LiteralJump,
+    LogitsFunction,
     MaskSource,
     MixturePath,
     PolynomialSchedule,
@@ -55,7 +55,7 @@ __all__ = [
 
 SCHEDULES: dict[str, Schedule] = {"t": PolynomialSchedule(1.0), "t^2": PolynomialSchedule(2.0)}
 SOURCES = ("uniform", "mask")
-RULES = ("exact", "single", "instant", "stratified")  # two tokens have no neighbours to keep apart
+SHOWN_RULES = ("exact", "single", "instant", "systematic")  # two tokens have no neighbours to keep apart
 BUDGETS = (1, 2, 4, 8)
 
 
@@ -194,7 +194,7 @@ def cases_of(frames: int) -> list[SamplingCase]:
         SamplingCase(denoiser, source, rule, steps)
         for denoiser in ("exact", "network")
         for source in SOURCES
-        for rule in RULES
+        for rule in SHOWN_RULES
         for steps in budgets
     ]
     quadratic = [
@@ -221,14 +221,14 @@ def _fit(source: str, setting: CheckerboardSetting, folder: StudyFolder) -> dict
 def _sample(case: SamplingCase, setting: CheckerboardSetting, folder: StudyFolder) -> dict[str, Any]:
     path, noise = _path(case.source, case.kappa, setting.board), Noise(setting.seed, range(setting.samples))
     denoiser = _load_network(case.source, path, folder) if case.learned else CheckerboardDenoiser(path, setting.board)
-    grid, jump = Grid.uniform(case.steps), JUMPS[case.rule]
-    steps = trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, jump=jump, noise=noise)
+    grid, rule = Grid.uniform(case.steps), RULES[case.rule]
+    steps = trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, rule=rule, noise=noise)
     outcome, states = _observe(steps, setting.board, every_state=is_filmed(case, setting.frames))
     folder.keep(f"{case.name}.0", ".pt", lambda file: torch.save(states.to(torch.int32), file))
     return {**asdict(case), **asdict(outcome)}
 
 
-def _load_network(source: str, path: MixturePath, folder: StudyFolder) -> Denoiser:
+def _load_network(source: str, path: MixturePath, folder: StudyFolder) -> LogitsFunction:
     network = CheckerboardNetwork(path.source.vocab_size)
     network.load_state_dict(torch.load(folder.file(f"network.{source}.0", ".pt"), weights_only=True))
     return network.eval()
@@ -247,7 +247,7 @@ def _miss(kappa: str, steps: int, setting: CheckerboardSetting, _folder: StudyFo
     """Positions that the literal instantaneous rule leaves masked."""
     path, grid, jump = _path("mask", kappa, setting.board), Grid.uniform(steps), LiteralJump(InstantJump())
     denoiser, noise = CheckerboardDenoiser(path, setting.board), Noise(setting.seed, range(setting.samples))
-    taken = list(trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, jump=jump, noise=noise))
+    taken = list(trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, rule=jump, noise=noise))
     expected = jump.redraws(path.schedule, grid.times[:-1], grid.times[1:]).sum()
     still_masked = _share(path.source.movable(taken[-1].x_next))
     return {

@@ -14,8 +14,8 @@ from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.checkerboard.board import Board
 from fsdfm.studies.checkerboard.cells import (
     BUDGETS,
-    RULES,
     SCHEDULES,
+    SHOWN_RULES,
     SOURCES,
     CheckerboardNumbers,
     SamplingCase,
@@ -35,12 +35,12 @@ POINTS = 3000  # samples a panel shows; more would only fill it
 SHOWN_TIMES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 INK, FAINT, SQUARE, STRIP = "#2a2f36", "#8b929b", "#e9eef5", "#f3f1ec"
 ALLOWED, FORBIDDEN, MASKED = "#2c5a94", "#d0532f", "#a39a88"
-RULE_COLOURS = {"exact": "#3b4a8f", "single": "#1f8a70", "instant": "#c77f0a", "stratified": "#8c4a86"}
+RULE_COLOURS = {"exact": "#3b4a8f", "single": "#1f8a70", "instant": "#c77f0a", "systematic": "#8c4a86"}
 RULE_NAMES = {
     "exact": "Exact\n(closed form)",
     "single": "Single\n(cumulative scalar)",
     "instant": "Instant\n(instantaneous)",
-    "stratified": "Stratified\n(variance-reduced)",
+    "systematic": "Systematic\n(variance-reduced)",
 }
 
 
@@ -71,7 +71,7 @@ def draw_trajectories(numbers: CheckerboardNumbers, states: States) -> Figure:
 
 def draw_few_steps(numbers: CheckerboardNumbers, states: States) -> Figure:
     """The last state after 1, 2, 4 and 8 steps under the four rules, uniform source on the left, mask on the right."""
-    figure, panels = _panels(len(RULES), 2 * len(BUDGETS), size=(13.4, 7.9), gap_after=len(BUDGETS))
+    figure, panels = _panels(len(SHOWN_RULES), 2 * len(BUDGETS), size=(13.4, 7.9), gap_after=len(BUDGETS))
     figure.subplots_adjust(left=0.125, right=0.99, top=0.8, bottom=0.055, wspace=0.1, hspace=0.2)
     _title(
         figure,
@@ -80,7 +80,7 @@ def draw_few_steps(numbers: CheckerboardNumbers, states: States) -> Figure:
         "so half of them fit.",
     )
     columns = [(source, steps) for source in SOURCES for steps in BUDGETS]
-    for row, rule in zip(panels, RULES, strict=True):
+    for row, rule in zip(panels, SHOWN_RULES, strict=True):
         for axes, (source, steps) in zip(row, columns, strict=True):
             setting = SamplingCase("exact", source, rule, steps)
             scatter(axes, numbers.board, states[setting][-1], margin=False)
