@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fsdfm.convert.huggingface import open_folder
+from fsdfm.checkpoint.huggingface import open_folder
 from fsdfm.noise import Noise
 from fsdfm.peers.dream import DreamConfig, decode, filter_logits, reveal_count, reveal_share, scores
 from fsdfm.peers.order import best_positions, gumbel_scores

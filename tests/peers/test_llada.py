@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fsdfm.convert.huggingface import open_folder
+from fsdfm.checkpoint.huggingface import open_folder
 from fsdfm.noise import Noise
 from fsdfm.peers.llada import (
     LLaDAConfig,
