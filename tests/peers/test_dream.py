@@ -14,8 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from worlds import world
 
 from fsdfm.checkpoint.huggingface import open_folder
+from fsdfm.flow import ExactDenoiser, PolynomialSchedule, total_variation
+from fsdfm.flow.exact import all_states
 from fsdfm.noise import Noise
 from fsdfm.peers.dream import DreamConfig, decode, filter_logits, reveal_count, reveal_share, scores
 from fsdfm.peers.order import best_positions, gumbel_scores
@@ -169,3 +172,27 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             DreamConfig(**{"steps": 4, **options})  # type: ignore[arg-type]
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+
+def law_distance(alg: str, steps: int, *, rows: int = 6000) -> float:
+    """Total variation of Dream's texts at T = 1 from p_1, with the true posterior of a small world as its network."""
+    path, p_1 = world("mask", PolynomialSchedule(1), 3, 3)
+    every = all_states(4, 3)
+    table = ExactDenoiser(path, p_1=p_1)(every, torch.full((len(every),), 0.5, dtype=torch.float64), None)
+    canvas, places = torch.full((rows, 3), 3), torch.tensor([16, 4, 1])
+    config = DreamConfig(steps, alg, temperature=1.0, mask_id=3)  # type: ignore[arg-type]
+    *_, last = decode(lambda x: table[(x * places).sum(-1)], canvas, config, noise=Noise(0, range(rows)))
+    found = (last * places).sum(-1).bincount(minlength=64).double() / rows
+    return total_variation(found, p_1.flatten())
+
+
+def test_only_the_original_rule_reaches_the_law() -> None:
+    """`origin` converges to p_1 with the calls. The others do not: floor(m w) leaves two positions to the last call."""
+    found = [law_distance("origin", steps) for steps in (1, 3, 8, 64)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.03 < 0.25 < found[0]
+    for alg in ("maskgit_plus", "topk_margin", "entropy"):
+        assert law_distance(alg, 64) > 0.12

@@ -13,8 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from worlds import world
 
 from fsdfm.checkpoint.huggingface import open_folder
+from fsdfm.flow import ExactDenoiser, PolynomialSchedule, total_variation
+from fsdfm.flow.exact import all_states
 from fsdfm.noise import Noise
 from fsdfm.peers.llada import (
     LLaDAConfig,
@@ -201,3 +204,32 @@ def test_refusals() -> None:
         LLaDAConfig(4, order="best")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threshold is 2"):
         LLaDAConfig(4, threshold=2)
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+
+def law_distance(order: str, steps: int, *, rows: int = 6000) -> float:
+    """Total variation of LLaDA's texts at T = 1 from p_1, with the true posterior of a small world as its network."""
+    path, p_1 = world("mask", PolynomialSchedule(1), 3, 3)
+    every = all_states(4, 3)
+    table = ExactDenoiser(path, p_1=p_1)(every, torch.full((len(every),), 0.5, dtype=torch.float64), None)
+    config = LLaDAConfig(steps, temperature=1.0, order=order, mask_id=3, eos_id=0, eot_id=0)  # type: ignore[arg-type]
+    canvas, places = torch.full((rows, 3), 3), torch.tensor([16, 4, 1])
+    *_, last = decode(
+        lambda x: table[(x * places).sum(-1)], canvas, config, noise=Noise(0, range(rows)), prompt_length=0
+    )
+    found = (last * places).sum(-1).bincount(minlength=64).double() / rows
+    return total_variation(found, p_1.flatten())
+
+
+def test_which_order_has_the_right_law() -> None:
+    """One position per call is p_1 in random order; by confidence it is not, and more calls make it worse.
+
+    What is revealed first is then what was *drawn* likely: rare tokens are drawn again until a common one comes.
+    """
+    noise = 0.03  # of 6,000 texts over 27 states
+    assert law_distance("random", 3) < noise
+    assert law_distance("random", 2) > noise
+    assert law_distance("low_confidence", 1) == pytest.approx(law_distance("random", 1), abs=1e-9)
+    assert law_distance("low_confidence", 3) > 0.35 > 0.32 > law_distance("low_confidence", 1)

@@ -95,7 +95,7 @@ SCHEDULES: dict[str, type[flow.Schedule]] = {
 
 def make_source(spec: Mapping[str, Any]) -> flow.Source:
     """The source that a mapping describes: `{"name": "mixture", "vocab_size": 257, "mask_share": 0.5}`."""
-    options = {key: value for key, value in spec.items() if key not in ("name", "mask_token")}
+    options = {key: value for key, value in spec.items() if key != "name" and (key, value) != ("mask_token", None)}
     source: flow.Source = _pick(SOURCES, "source", spec)(**options)
     return source
 
