@@ -17,7 +17,11 @@ from fsdfm.flow.exact import all_states, generator
 from fsdfm.noise import Noise
 
 
-@pytest.mark.parametrize("source", [UniformSource(5), MaskSource(5), MixtureSource(5, 0.3), MaskSource(5, 2), MixtureSource(5, 0.3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "source",
+    [UniformSource(5), MaskSource(5), MixtureSource(5, 0.3), MaskSource(5, 2), MixtureSource(5, 0.3, 2)],
+    ids=str,
+)
 def test_samples_follow_the_stated_probabilities(source):
     x_0 = source.sample(Noise(0, range(64)), 1000)
     shares = torch.bincount(x_0.flatten(), minlength=5) / x_0.numel()

@@ -87,6 +87,7 @@ def test_rows_are_those_of_the_whole(config: TransformerConfig, changes: dict[st
     rows = torch.tensor([0, 1, 7, 24, 30, 35])  # none of the second sample
     whole = model.trunk(x, t, h).flatten(0, 1)
     torch.testing.assert_close(model.features_at(x, t, h, rows=rows), whole[rows], atol=1e-5, rtol=1e-5)
+    assert model.features_at(x, t, h, rows=rows[:0]).shape == (0, 32)
     torch.testing.assert_close(model.logits_at(whole).view(3, 12, 17), model(x, t, h))
     padding = torch.arange(12) >= torch.tensor([[0], [2], [3]])
     seen = model.trunk(x, t, h, keys=padding).flatten(0, 1)

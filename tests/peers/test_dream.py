@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
-from worlds import world
 
-from fsdfm.checkpoint.huggingface import open_folder
-from fsdfm.flow import ExactDenoiser, PolynomialSchedule, total_variation
-from fsdfm.flow.exact import all_states
+from canvases import GOLDEN, KnownCoins, Seen, golden, law_distance, tiny, walk
 from fsdfm.noise import Noise
-from fsdfm.peers.dream import DreamConfig, decode, filter_logits, reveal_count, reveal_share, scores
+from fsdfm.peers.dream import DreamRule, filter_logits, reveal_count, reveal_share, scores
 from fsdfm.peers.order import best_positions, gumbel_scores
 
-GOLDEN = Path(os.environ.get("FSDFM_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "peers" / "llada-dream"
-golden = pytest.mark.skipif(
-    not GOLDEN.is_dir(), reason="no golden files: FSDFM_GOLDEN names no folder with peers/llada-dream"
-)
 CASES: dict[str, Any] = json.loads((GOLDEN / "dream_cases.json").read_text()) if GOLDEN.is_dir() else {"cases": {}}
-OPTIONS = ("alg", "steps", "eps", "top_p", "top_k")
-
-
-def network(folder: Path, seen: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    shutil.copy(GOLDEN / "dream_tiny.config.json", folder / "config.json")
-    shutil.copy(GOLDEN / "dream_tiny.safetensors", folder / "model.safetensors")
-    with open_folder(folder) as opened:
-        model = opened.build()
-    positions = None if seen is None else (seen.long().cumsum(-1) - 1).masked_fill(~seen, 1)
-    return lambda x: model.logits_at(model.trunk(x, keys=seen, positions=positions))
+OPTIONS = ("alg", "eps", "top_p", "top_k")
 
 
 @golden
@@ -47,14 +27,15 @@ def test_golden_trajectories(name: str, tmp_path: Path) -> None:
     known, case = load_file(GOLDEN / "dream_trajectories.safetensors"), CASES["cases"][name]
     if name not in known:
         pytest.skip("this trajectory is not among the vectors")
-    expected, seen = known[name], None
+    expected, network = known[name], tiny("dream", tmp_path)
+    denoiser: Any = network
     if "padded" in name:
         seen = torch.cat((known["attention_mask_padded"].bool(), torch.ones(2, 32, dtype=torch.bool)), 1)
-    config = DreamConfig(**{key: case[key] for key in OPTIONS if key in case}, mask_id=61)
-    uniforms = known.get(f"uniforms_{name}")
-    answer = network(tmp_path, seen)
-    found = list(decode(answer, expected[0], config, noise=Noise(0, range(2)), order_uniforms=uniforms))
-    assert torch.equal(torch.stack(found), expected[1:])
+        denoiser = Seen(network, seen, (seen.long().cumsum(-1) - 1).masked_fill(~seen, 1))
+    rule = DreamRule(**{key: case[key] for key in OPTIONS if key in case})
+    noise = KnownCoins(known[f"uniforms_{name}"].nan_to_num(1.0)) if f"uniforms_{name}" in known else None
+    found = walk(denoiser, expected[0], rule, steps=case["steps"], mask=61, noise=noise)
+    assert torch.equal(found, expected[1:])
 
 
 @golden
@@ -62,27 +43,23 @@ def test_golden_trajectories(name: str, tmp_path: Path) -> None:
 def test_rows_of_unequal_length(tmp_path: Path) -> None:
     """The published fault as a switch, seen in how many masks are left; without it both rows end as they do alone."""
     known = load_file(GOLDEN / "dream_trajectories.safetensors")
-    canvas, answer = known["entropy_s8_uneven"][0], network(tmp_path)
-    noise = Noise(0, range(2))
-    fault = DreamConfig(8, "entropy", mask_id=61, batch_mean=True)
-    *_, last = decode(answer, canvas, fault, noise=noise)
+    canvas, network = known["entropy_s8_uneven"][0], tiny("dream", tmp_path)
+    last = walk(network, canvas, DreamRule("entropy", batch_mean=True), steps=8, mask=61)[-1]
     assert (last == 61).sum(-1).tolist() == CASES["cases"]["entropy_s8_uneven"]["masks_at_the_end_per_row"]
-    config = DreamConfig(8, "entropy", mask_id=61)
-    *_, both = decode(answer, canvas, config, noise=noise)
+    noise, rule = Noise(0, range(2)), DreamRule("entropy")
+    both = walk(network, canvas, rule, steps=8, mask=61, noise=noise)[-1]
     assert not (both == 61).any()
     for row in range(2):
         own = slice(row, row + 1)
-        *_, alone = decode(answer, canvas[own], config, noise=noise[own])
-        assert torch.equal(both[own], alone)
+        assert torch.equal(both[own], walk(network, canvas[own], rule, steps=8, mask=61, noise=noise[own])[-1])
 
 
 @golden
 def test_golden_counts() -> None:
     for case in CASES["counts_per_call"]:
-        config, masked = DreamConfig(case["steps"], "entropy", case["eps"]), torch.tensor([case["masked"]])
-        counts = []
+        masked, counts = torch.tensor([case["masked"]]), []
         for call in range(case["steps"]):
-            counts.append(int(reveal_count(masked, config, call)))
+            counts.append(int(reveal_count(masked, case["eps"], call, steps=case["steps"])))
             masked = masked - counts[-1]
         if "counts" in case:
             assert counts == case["counts"]
@@ -94,13 +71,14 @@ def test_golden_counts() -> None:
 @golden
 def test_golden_scores() -> None:
     known = load_file(GOLDEN / "dream_confidences.safetensors")
-    filters = {"": {}, "_top_p0.9": {"top_p": 0.9}, "_top_k5": {"top_k": 5}}
-    for alg, (name, options) in itertools.product(("maskgit_plus", "topk_margin", "entropy"), filters.items()):
-        filtered = filter_logits(known["logits"], DreamConfig(8, **options))  # type: ignore[arg-type]
+    filters: dict[str, Any] = {"": {}, "_top_p0.9": {"top_p": 0.9}, "_top_k5": {"top_k": 5}}
+    algs: Any = ("maskgit_plus", "topk_margin", "entropy")
+    for alg, (name, options) in itertools.product(algs, filters.items()):
+        filtered = filter_logits(known["logits"], DreamRule(**options))
         tokens = filtered.argmax(-1)
         assert torch.equal(tokens, known[f"token_{alg}{name}"])
         expected = known[f"confidence_{alg}{name}"]
-        torch.testing.assert_close(scores(filtered, tokens, alg), expected, atol=1e-6, rtol=1e-5)  # type: ignore[arg-type]
+        torch.testing.assert_close(scores(filtered, tokens, alg), expected, atol=1e-6, rtol=1e-5)
         if name:
             assert torch.equal(filtered.isfinite(), known[f"kept{name}"])
 
@@ -109,11 +87,10 @@ def test_golden_scores() -> None:
 
 
 def test_shares_are_those_of_the_times() -> None:
-    config = DreamConfig(4, eps=0.2)
     times = [1.0, 0.8, 0.6, 0.4, 0.2]
     for call in range(3):
-        assert float(reveal_share(config, call)) == pytest.approx(1 - times[call + 1] / times[call], rel=1e-6)
-    assert float(reveal_share(config, 3)) == 1
+        assert float(reveal_share(0.2, call, 4)) == pytest.approx(1 - times[call + 1] / times[call], rel=1e-6)
+    assert float(reveal_share(0.2, 3, 4)) == 1
 
 
 def test_order_by_temperature_is_drawing_without_replacement() -> None:
@@ -145,54 +122,39 @@ def test_the_best_are_taken_from_the_left_among_equals() -> None:
 
 def test_top_p_keeps_the_token_that_crosses_it() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    assert filter_logits(logits, DreamConfig(2, top_p=0.6)).isfinite().tolist() == [[True, True, False, False]]
-    assert filter_logits(logits, DreamConfig(2, top_p=0.75)).isfinite().tolist() == [[True, True, True, False]]
+    assert filter_logits(logits, DreamRule(top_p=0.6)).isfinite().tolist() == [[True, True, False, False]]
+    assert filter_logits(logits, DreamRule(top_p=0.75)).isfinite().tolist() == [[True, True, True, False]]
     tied = torch.tensor([[1.0, 0.0, 0.0, -1.0]])
-    assert filter_logits(tied, DreamConfig(2, top_k=2)).isfinite().sum() == 3  # ties stay
-    torch.testing.assert_close(filter_logits(tied, DreamConfig(2, temperature=0.5)), tied * 2)
+    assert filter_logits(tied, DreamRule(top_k=2)).isfinite().sum() == 3  # ties stay
+    torch.testing.assert_close(filter_logits(tied, DreamRule(temperature=0.5)), tied * 2)
 
 
-def test_origin_draws_the_tempered_law_in_one_call() -> None:
-    logits = torch.tensor([1.0, 0.0, 2.0, -3.0])
-    config = DreamConfig(1, temperature=2.0, mask_id=3)
-    canvas = torch.full((400, 50), 3)
-    *_, last = decode(lambda x: logits.expand(*x.shape, -1), canvas, config, noise=Noise(3, range(400)))
-    law = torch.softmax(logits[:3] / 2, 0)
-    found = last.flatten().bincount(minlength=4) / last.numel()
-    assert float(found[3]) == 0
-    assert float((found[:3] - law).abs().max()) < 4 * (0.25 / last.numel()) ** 0.5
+def test_only_the_original_rule_reaches_the_law() -> None:
+    """`origin` converges to p_1 with the calls. The others do not: floor(m w) leaves two positions to the last call."""
+    found = [law_distance(DreamRule(temperature=1.0), steps) for steps in (1, 3, 16)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.08 < 0.25 < found[0]
+    algs: Any = ("maskgit_plus", "topk_margin", "entropy")
+    for alg in algs:
+        assert law_distance(DreamRule(alg, temperature=1.0), 16) > 0.12
+
+
+def test_an_order_with_a_temperature_asks_for_every_row_its_own_coin() -> None:
+    logits = torch.randn(12, 64, generator=torch.Generator().manual_seed(0)) * 2
+    canvas, noise = torch.full((3, 12), 63), Noise(1, range(3))
+    rule = DreamRule("entropy", alg_temp=0.5, temperature=1.0)
+    whole = walk(lambda x, t, h: logits.expand(len(x), -1, -1), canvas, rule, steps=5, mask=63, noise=noise)
+    alone = walk(lambda x, t, h: logits.expand(len(x), -1, -1), canvas[1:2], rule, steps=5, mask=63, noise=noise[1:2])
+    assert torch.equal(whole[:, 1:2], alone)
+    assert len({tuple(row) for row in (whole[1] == 63).tolist()}) > 1  # other orders in other rows
 
 
 def test_refusals() -> None:
     for options, message in (
-        ({"steps": 0}, "steps is 0"),
+        ({"eps": 0.0}, "eps is 0.0"),
         ({"alg": "best"}, "alg is 'best'"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
     ):
         with pytest.raises(ValueError, match=message):
-            DreamConfig(**{"steps": 4, **options})  # type: ignore[arg-type]
-
-
-# --- the law ----------------------------------------------------------------------------------------------------------
-
-
-def law_distance(alg: str, steps: int, *, rows: int = 6000) -> float:
-    """Total variation of Dream's texts at T = 1 from p_1, with the true posterior of a small world as its network."""
-    path, p_1 = world("mask", PolynomialSchedule(1), 3, 3)
-    every = all_states(4, 3)
-    table = ExactDenoiser(path, p_1=p_1)(every, torch.full((len(every),), 0.5, dtype=torch.float64), None)
-    canvas, places = torch.full((rows, 3), 3), torch.tensor([16, 4, 1])
-    config = DreamConfig(steps, alg, temperature=1.0, mask_id=3)  # type: ignore[arg-type]
-    *_, last = decode(lambda x: table[(x * places).sum(-1)], canvas, config, noise=Noise(0, range(rows)))
-    found = (last * places).sum(-1).bincount(minlength=64).double() / rows
-    return total_variation(found, p_1.flatten())
-
-
-def test_only_the_original_rule_reaches_the_law() -> None:
-    """`origin` converges to p_1 with the calls. The others do not: floor(m w) leaves two positions to the last call."""
-    found = [law_distance("origin", steps) for steps in (1, 3, 8, 64)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < 0.03 < 0.25 < found[0]
-    for alg in ("maskgit_plus", "topk_margin", "entropy"):
-        assert law_distance(alg, 64) > 0.12
+            DreamRule(**options)  # type: ignore[arg-type]

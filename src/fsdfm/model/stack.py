@@ -197,7 +197,7 @@ class _SelfAttention(Attention):
         else:
             kv = self.qkv.part(x, split, self.qkv.out_features).view(batch, length, -1, self.head_width)
             k, v = torch.split(kv, self.num_kv_heads, dim=2)
-            q = self.qkv.part(x.flatten(0, 1)[rows], 0, split).view(len(rows), -1, self.head_width)
+            q = self.qkv.part(x.flatten(0, 1)[rows], 0, split).view(len(rows), self.num_heads, self.head_width)
         k = self._turned(k, self.norm_k, place.rotary).transpose(1, 2)
         v = v.transpose(1, 2)
         if rows is not None:

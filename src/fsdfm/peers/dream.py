@@ -19,49 +19,37 @@ left here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fsdfm.flow.categorical import draw
-from fsdfm.noise import Noise, Purpose
-from fsdfm.peers.order import best_positions, gumbel_scores, take_tokens
+from fsdfm.flow.categorical import Filter, draw
+from fsdfm.flow.posterior import Posterior
+from fsdfm.flow.rule import RULES, Plan, SamplerState, StepRule
+from fsdfm.noise import Purpose
+from fsdfm.peers.order import best_positions, gumbel_scores, masked_positions, put_tokens
 
-__all__ = [
-    "EOS_ID",
-    "MASK_ID",
-    "DreamConfig",
-    "decode",
-    "filter_logits",
-    "reveal",
-    "reveal_count",
-    "reveal_share",
-    "scores",
-]
+__all__ = ["DreamRule", "filter_logits", "reveal_count", "reveal_share", "scores"]
 
-MASK_ID, EOS_ID = 151666, 151643  # of the published tokenizer
 Algorithm = Literal["origin", "maskgit_plus", "topk_margin", "entropy"]
-Answer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class DreamConfig:
-    """The decoder's options, under the published names where there is one.
+class DreamRule(StepRule):
+    """The decoder's step, its options under the published names where there is one.
 
-    steps        calls in all
     alg          how positions are chosen
     eps          the last time
-    temperature  T of the proposals and of the scores; 0: the likeliest token
+    temperature  T of the proposals and of the scores; 0: the likeliest token. The sampler's own filter, if it has one,
+                 stands before T, top_p and top_k
     top_p        drop a token when the mass before it exceeds this
     top_k        then drop logits below the k-th largest
     alg_temp     temperature of the order; None or 0: the best
     batch_mean   with the published fault: one m for all rows
     """
 
-    steps: int
     alg: Algorithm = "origin"
     eps: float = 1e-3
     temperature: float = 0.0
@@ -69,44 +57,92 @@ class DreamConfig:
     top_k: int | None = None
     alg_temp: float | None = None
     batch_mean: bool = False
-    mask_id: int = MASK_ID
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 < self.eps < 1:
-            raise ValueError(f"steps is {self.steps}, eps {self.eps}; allowed are steps >= 1 and 0 < eps < 1")
         if self.alg not in get_args(Algorithm):
             raise ValueError(f"alg is {self.alg!r}; allowed are {', '.join(map(repr, get_args(Algorithm)))}")
+        if not 0 < self.eps < 1:
+            raise ValueError(f"eps is {self.eps}; allowed are 0 < eps < 1")
         if not 0 <= self.temperature < float("inf") or not 0 <= (self.alg_temp or 0) < float("inf"):
             raise ValueError(f"temperature is {self.temperature}, alg_temp {self.alg_temp}; allowed are numbers >= 0")
         if (self.top_p is not None and not 0 < self.top_p <= 1) or (self.top_k is not None and self.top_k < 1):
             raise ValueError(f"top_p is {self.top_p}, top_k {self.top_k}; allowed are 0 < top_p <= 1, top_k >= 1")
 
+    def plan(self, state: SamplerState) -> Plan:
+        """All masks; under `origin` those whose coin says so, which needs no posterior."""
+        wanted = masked_positions(state, "dream")
+        if self.alg == "origin":
+            wanted &= self._coins(state) < reveal_share(self.eps, state.index, state.steps)
+        return Plan(wanted.flatten().nonzero()[:, 0])
 
-def reveal_share(config: DreamConfig, call: int) -> Tensor:
+    def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
+        """What was planned is revealed, or the best of it."""
+        own_filter = self if state.filter is None else self._filtered(state.filter)
+        shape, device = state.x_t.shape, state.x_t.device
+        u = state.noise.uniform(Purpose.DESTINATION, shape[1], state.index).to(device).flatten()[plan.rows]
+        tokens = torch.zeros(len(plan.rows), dtype=torch.int64, device=device)
+        sure = torch.zeros(len(plan.rows), dtype=torch.float64, device=device)
+        for part, tile, own in posterior.marginals(plan.rows):
+            logits = (tile if own is None else tile[own]).float()
+            mask = torch.tensor(state.path.source.mask_token, device=device)
+            filtered = filter_logits(logits.index_fill(-1, mask, -torch.inf), own_filter)
+            tokens[part] = filtered.argmax(-1) if own_filter.temperature == 0 else draw(filtered, u[part]).tokens
+            sure[part] = scores(filtered, tokens[part], self.alg).double()
+        candidates = torch.zeros(shape, dtype=torch.bool, device=device).flatten().index_fill_(0, plan.rows, True)
+        placed = torch.zeros(candidates.shape, dtype=torch.float64, device=device).index_copy_(0, plan.rows, sure)
+        return self._revealed(state, plan, tokens, scores=placed.view(shape), candidates=candidates.view(shape))
+
+    def _revealed(
+        self, state: SamplerState, plan: Plan, tokens: Tensor, *, scores: Tensor, candidates: Tensor
+    ) -> Tensor:
+        if self.alg == "origin":
+            return put_tokens(state.x_t, candidates, plan.rows, tokens)
+        if self.alg_temp:
+            scores = gumbel_scores(scores, self._coins(state), self.alg_temp)
+        masks = candidates.sum(-1)
+        known = masks.float().mean().expand(len(masks)) if self.batch_mean else masks
+        counts = reveal_count(known, self.eps, state.index, steps=state.steps)
+        x_next = put_tokens(state.x_t, best_positions(scores, candidates, counts), plan.rows, tokens)
+        if not self.batch_mean:
+            return x_next
+        too_many = best_positions(torch.zeros_like(scores), ~candidates, (counts - masks).clamp(min=0))
+        mask = state.path.source.mask_token
+        assert mask is not None
+        return torch.where(too_many, mask, x_next)  # a row with fewer masks than the mean loses known tokens
+
+    def _coins(self, state: SamplerState) -> Tensor:
+        return state.noise.uniform(Purpose.COIN, state.x_t.shape[1], state.index).to(state.x_t.device)
+
+    def _filtered(self, filter: Filter) -> DreamRule:
+        return replace(self, temperature=filter.temperature, top_p=filter.top_p, top_k=filter.top_k)
+
+
+RULES["dream"] = DreamRule(temperature=1.0)
+RULES["dream-entropy"] = DreamRule("entropy", temperature=0.2, top_p=0.95)  # what its authors recommend
+
+
+def reveal_share(eps: float, call: int, steps: int) -> Tensor:
     """w_i = 1 - t_{i+1} / t_i in float32, 1 in the last call: []."""
-    times = torch.linspace(1, config.eps, config.steps + 1, dtype=torch.float32)
-    return 1 - times[call + 1] / times[call] if call < config.steps - 1 else torch.tensor(1.0)
+    times = torch.linspace(1, eps, steps + 1, dtype=torch.float32)
+    return 1 - times[call + 1] / times[call] if call < steps - 1 else torch.tensor(1.0)
 
 
-def reveal_count(masked: Tensor, config: DreamConfig, call: int) -> Tensor:
+def reveal_count(masked: Tensor, eps: float, call: int, *, steps: int) -> Tensor:
     """k = floor(m w_i) of m masked positions, in float32 as published: [B] -> int64 [B]."""
-    known = masked.to(torch.float32)
-    if config.batch_mean:
-        known = known.mean().expand_as(known)
-    return (known * reveal_share(config, call).to(known.device)).to(torch.int64)
+    return (masked.to(torch.float32) * reveal_share(eps, call, steps).to(masked.device)).to(torch.int64)
 
 
-def filter_logits(logits: Tensor, config: DreamConfig) -> Tensor:
+def filter_logits(logits: Tensor, rule: DreamRule) -> Tensor:
     """l / T, without the tokens that top-p and top-k drop (-inf): [N, V] -> [N, V]."""
-    if config.temperature > 0:
-        logits = logits / config.temperature
-    if config.top_p is not None and config.top_p < 1:
+    if rule.temperature > 0:
+        logits = logits / rule.temperature
+    if rule.top_p is not None and rule.top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         mass = torch.softmax(ordered, -1).cumsum(-1)
-        dropped = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), -1) > config.top_p
+        dropped = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), -1) > rule.top_p
         logits = logits.masked_fill(torch.empty_like(dropped).scatter_(-1, order, dropped), -torch.inf)
-    if config.top_k is not None and config.top_k < logits.shape[-1]:
-        least = logits.topk(config.top_k, -1).values[:, -1:]
+    if rule.top_k is not None and rule.top_k < logits.shape[-1]:
+        least = logits.topk(rule.top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     return logits
 
@@ -120,59 +156,3 @@ def scores(filtered: Tensor, tokens: Tensor, alg: Algorithm) -> Tensor:
     if alg == "entropy":
         return (probs * torch.log(probs + 1e-10)).sum(-1)
     return probs.gather(-1, tokens[:, None])[:, 0]
-
-
-def reveal(
-    x_t: Tensor,
-    logits: Tensor,
-    candidates: Tensor,
-    *,
-    call: int,
-    u: Tensor,
-    order_u: Tensor,
-    config: DreamConfig,
-) -> Tensor:
-    """x_next of call number `call`.
-
-    logits      at the candidates, row after row, shifted: [N, V]
-    candidates  masked positions: bool [B, L]
-    u, order_u  uniforms that draw tokens, and positions where they are drawn: float64 [B, L]
-    """
-    rows = candidates.flatten().nonzero()[:, 0]
-    filtered = filter_logits(logits.float(), config)
-    tokens = filtered.argmax(-1) if config.temperature == 0 else draw(filtered, u.flatten()[rows]).tokens
-    if config.alg == "origin":
-        return take_tokens(x_t, candidates & (order_u < reveal_share(config, call)), rows, tokens)
-    sure = torch.zeros(x_t.shape, dtype=torch.float64, device=x_t.device)
-    sure.view(-1)[rows] = scores(filtered, tokens, config.alg).double()
-    if config.alg_temp:
-        sure = gumbel_scores(sure, order_u, config.alg_temp)
-    counts = reveal_count(candidates.sum(-1), config, call)
-    x_next = take_tokens(x_t, best_positions(sure, candidates, counts), rows, tokens)
-    if not config.batch_mean:
-        return x_next
-    too_many = best_positions(torch.zeros_like(sure), ~candidates, (counts - candidates.sum(-1)).clamp(min=0))
-    return torch.where(too_many, config.mask_id, x_next)  # a row with fewer masks than the mean loses known tokens
-
-
-def decode(
-    answer: Answer,
-    x_0: Tensor,
-    config: DreamConfig,
-    *,
-    noise: Noise,
-    order_uniforms: Tensor | None = None,
-) -> Iterator[Tensor]:
-    """Decode a canvas [B, L] of prompts and masks, and yield it after every call: int64 [B, L].
-
-    answer          shifted logits [B, L, V] of a canvas; the mask is never proposed
-    order_uniforms  uniforms per call and position, [calls, B, L], in place of the noise's
-    """
-    x_t, length = x_0, x_0.shape[1]
-    for call in range(config.steps):
-        candidates = x_t == config.mask_id
-        logits = answer(x_t)[candidates].index_fill(-1, torch.tensor(config.mask_id, device=x_t.device), -torch.inf)
-        order_u = noise.uniform(Purpose.COIN, length, call) if order_uniforms is None else order_uniforms[call]
-        destinations = noise.uniform(Purpose.DESTINATION, length, call)
-        x_t = reveal(x_t, logits, candidates, call=call, u=destinations, order_u=order_u, config=config)
-        yield x_t

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["best_positions", "gumbel_scores", "take_tokens"]
+from fsdfm.flow.rule import SamplerState
+
+__all__ = ["best_positions", "gumbel_scores", "masked_positions", "put_tokens"]
+
+
+def masked_positions(state: SamplerState, rule: str) -> Tensor:
+    """The masks that may be revealed: bool [B, L]; without a mask there is nothing for such a rule to do."""
+    mask = state.path.source.mask_token
+    if mask is None:
+        raise ValueError(f"the rule {rule} reveals masks, and the source is {state.path.source}; use exact or spaced")
+    return (state.x_t == mask) & state.movable()
 
 
 def best_positions(scores: Tensor, candidates: Tensor, counts: Tensor) -> Tensor:
@@ -26,7 +36,7 @@ def gumbel_scores(scores: Tensor, u: Tensor, temperature: float) -> Tensor:
     return scores.to(torch.float64) / temperature - torch.log(-torch.log(u))
 
 
-def take_tokens(x_t: Tensor, revealed: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def put_tokens(x_t: Tensor, revealed: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """x_t with the tokens [N] of rows b * L + i put in where they are revealed, bool [B, L]."""
     x_next = x_t.flatten().clone()
     chosen = revealed.flatten()[rows]
