@@ -32,7 +32,7 @@ from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.data import Tokenizer
 from fsdfm.files import file_sha256, sync
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import Network, NetworkConfig, architecture_of, find_architecture
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
 __all__ = [
@@ -132,7 +132,7 @@ class Checkpoint:
     loaded    what loading did, in one sentence
     """
 
-    model: DiT
+    model: Network
     path: flow.MixturePath
     tokenizer: Tokenizer
     length: int
@@ -260,6 +260,7 @@ def describe_model(bundle: Checkpoint, dtype: torch.dtype = torch.float32) -> di
     return {
         "format": "fsdfm",
         "format_version": FORMAT_VERSION,
+        "architecture": architecture_of(bundle.model.config),
         "model": bundle.model.config.to_dict(),
         "num_parameters": sum(p.numel() for p in bundle.model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
@@ -382,7 +383,8 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tenso
     if tokenizer.hash != config["tokenizer"]:
         raise ValueError(f"{place / _TOKENIZER} is not the tokenizer that {_CONFIG} names; get the checkpoint again")
     path = flow.MixturePath(make_source(config["source"]), make_schedule(config["schedule"]))
-    network = ModelConfig.from_dict({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
+    architecture = find_architecture(config.get("architecture", "dit"))
+    network = architecture.read({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
     _check_numbers(place, config, network, path)
     with _open_tensors(place / _WEIGHTS) as file:
         stored = {_present_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -390,12 +392,12 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tenso
         if network.num_blocks > len(names):  # before a million empty blocks are built
             raise ValueError(f"{place / _WEIGHTS} has {len(names)} tensors, too few for {network.num_blocks} blocks")
         with torch.device("meta"):
-            model = DiT(network)
+            model = architecture.build(network)
         expected = {name: value.shape for name, value in model.state_dict().items()}
         _check_names(place, set(expected), names)
         tensors = {name: _take(place, file, stored[name], expected[name]) for name in expected}
     known = {"format", "format_version", "model", "num_parameters", "dtype", "source", "schedule", "length", "budgets"}
-    known |= {"bos_id", "tokenizer"}
+    known |= {"architecture", "bos_id", "tokenizer"}
     bundle = Checkpoint(
         model=model.eval(),
         path=path,
@@ -570,7 +572,7 @@ def _check_names(place: Path, expected: set[str], found: set[str]) -> None:
         )
 
 
-def _check_numbers(place: Path, config: Mapping[str, Any], network: ModelConfig, path: flow.MixturePath) -> None:
+def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, path: flow.MixturePath) -> None:
     """Raise where the numbers of a config.json could not have been written by `save_model`."""
     budgets, first = config["budgets"], config["bos_id"]
     fits = {

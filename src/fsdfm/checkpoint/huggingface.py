@@ -397,8 +397,8 @@ class FolderWeights(Mapping[str, Tensor]):
                     setattr(module, child, _recast(part, precision))
         if small:
             model.untie()
-            assert model.head is not None
-            model.head, model.precision = _recast(model.head, precision), precision
+            model.add_module("head", _recast(model.head, precision))
+            model.precision = precision
             model.requires_grad_(False)
         return model
 
@@ -427,7 +427,8 @@ def num_bytes(config: TransformerConfig, precision: Precision = "float32") -> in
     small = {
         id(part) for module in model.modules() if isinstance(module, Attention | Mlp) for part in module.children()
     }
-    small |= {id(model.head)}
+    if not config.tied:
+        small |= {id(model.head)}
     size = 0
     for module in model.modules():
         count = sum(value.numel() for value in module.parameters(recurse=False))

@@ -17,7 +17,7 @@ __all__ = ["MaskSource", "MixtureSource", "Source", "UniformSource"]
 
 
 class Source(ABC):
-    """The law of x_0. `vocab_size` counts the mask token where there is one: the last token, unless another is named."""
+    """The law of x_0. `vocab_size` counts the mask token where there is one: the last, unless another is named."""
 
     vocab_size: int
     mask_token: int | None

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.model.dit import ModelConfig, SharedConditioning
+from fsdfm.flow import Posterior, network_posterior
+from fsdfm.model.dit import ModelConfig, SharedConditioning, TransitionTables
 from fsdfm.model.layers import (
     Attention,
     Mlp,
@@ -68,6 +69,7 @@ class TransformerConfig(StackConfig):
     next_token: bool = False  # the output for position i comes from i-1, as in an autoregressive model
     conditioning: StackConditioning = "none"  # "none": t and h are taken and ignored
     cond_width: int = 128
+    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "head_channels"):
@@ -99,6 +101,12 @@ class TransformerConfig(StackConfig):
             raise ValueError(
                 f"rotary_base is {self.rotary_base}, rotary_factor {self.rotary_factor}; allowed are > 1 and >= 1"
             )
+        if (
+            not isinstance(self.transition_rank, int)
+            or isinstance(self.transition_rank, bool)
+            or self.transition_rank < 0
+        ):
+            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
         if self.rotary_bands is not None:
             object.__setattr__(self, "rotary_bands", _bands(self.rotary_bands))
         for name in ("qkv_bias", "out_bias", "norm_bias", "qk_norm", "tied", "next_token"):
@@ -297,13 +305,22 @@ class Transformer(nn.Module):
         self.norm = _AffineNorm(config)
         conditioned = config.conditioning != "none"
         self.modulation = Modulation(config.cond_width, config.width, parts=2) if conditioned else None
-        self.head: nn.Module | None = None if config.tied else linear(config.width, config.vocab_size, bias=False)
+        if not config.tied:
+            self.add_module("head", linear(config.width, config.vocab_size, bias=False))
+        self.joint = _transitions(config)
         self._places: tuple[tuple[int, torch.device, float], _Place] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         if self.conditioning is not None:
             self.conditioning.initialise(seed + 1)
-        if self.head is not None:
+        if not config.tied:
             nn.init.zeros_(self.head.weight)
+        if self.joint is not None:
+            self.joint.initialise(seed + 2)
+
+    @property
+    def head(self) -> nn.Linear | nn.Embedding:
+        """What gives the logits: a Linear, or the embedding itself where the two are tied."""
+        return cast(nn.Linear, self._modules.get("head") or self.embedding)
 
     def see_future(self, weight: float) -> None:
         """Set the weight of later blocks in attention: 1 full, 0 hidden; training may go from one to the other."""
@@ -311,11 +328,39 @@ class Transformer(nn.Module):
 
     def untie(self) -> None:
         """Give a tied model a head of its own, which shares the embedding's numbers until somebody changes them."""
-        if self.head is None:
+        if self.config.tied:
             head = linear(1, 1, bias=False)
             head.in_features, head.out_features = self.config.width, self.config.vocab_size
             head.weight = nn.Parameter(self.embedding.weight.detach(), requires_grad=False)
-            self.head, self.config = head, replace(self.config, tied=False)
+            self.add_module("head", head)
+            self.config = replace(self.config, tied=False)
+
+    def step_aware(self, *, seed: int = 0) -> Transformer:
+        """A step-aware child with this model's weights: its logits equal the parent's for every h."""
+        if self.config.is_step_aware:
+            raise ValueError("this model is step-aware already; train it as it is")
+        return self._grown(seed, conditioning="step")
+
+    def with_transitions(self, left: Tensor, right: Tensor) -> Transformer:
+        """A child with this model's weights, and the transitions of a CRF between neighbours: tables [V, rank]."""
+        if self.joint is not None:
+            raise ValueError(
+                f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
+            )
+        child = self._grown(0, transition_rank=left.shape[1])
+        assert child.joint is not None
+        child.joint.load_state_dict({"left": left, "right": right})
+        return child
+
+    def _grown(self, seed: int, **changes: Any) -> Transformer:
+        """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""
+        child = Transformer(replace(self.config, **changes), seed=seed)
+        child.load_state_dict({**child.state_dict(), **self.state_dict()})
+        return child.to(self.norm.weight).train(self.training)
+
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
+        return network_posterior(self, x_t, t, h=h, rows=rows)
 
     def trunk(
         self,
@@ -358,7 +403,7 @@ class Transformer(nn.Module):
 
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
-        if self.head is None:
+        if self.config.tied:
             return F.linear(features, self.embedding.weight.to(features.dtype))
         return self.head(features)  # type: ignore[no-any-return]
 
@@ -416,3 +461,10 @@ def _conditioning(config: TransformerConfig) -> SharedConditioning | None:
         return None
     shape = ModelConfig(num_blocks=config.num_blocks, cond_width=config.cond_width, conditioning=config.conditioning)
     return SharedConditioning(shape)
+
+
+def _transitions(config: TransformerConfig) -> TransitionTables | None:
+    """The joint head of a CRF, as in `DiT`."""
+    if not config.transition_rank:
+        return None
+    return TransitionTables(ModelConfig(vocab_size=config.vocab_size, transition_rank=config.transition_rank))

@@ -18,7 +18,7 @@ from fsdfm.files import lock, write_json, write_text
 from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainingState
-from fsdfm.model import DiT
+from fsdfm.model import DiT, Transformer
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.validation import Validation, make_validation
@@ -105,7 +105,7 @@ def _fit(
     def save(trainer: Trainer) -> None:
         state = trainer.state()
         facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
-        assert isinstance(trainer.ema.module, DiT)
+        assert isinstance(trainer.ema.module, DiT | Transformer)
         average = replace(bundle, model=trainer.ema.module, facts=facts)
         save_checkpoint(
             out / CHECKPOINTS,

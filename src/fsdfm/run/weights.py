@@ -10,7 +10,7 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, ObjectiveConfig, Recipe
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import DiT, ModelConfig, Network, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -151,10 +151,10 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
     return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
 
 
-def _adapted(model: DiT, recipe: Recipe) -> DiT:
+def _adapted(model: Network, recipe: Recipe) -> Network:
     """The parent's network with the recipe's dropout, and aware of h where the objective needs it."""
     if recipe.model.dropout is not None and recipe.model.dropout != model.config.dropout:
-        other = DiT(replace(model.config, dropout=recipe.model.dropout))
+        other = build_network(replace(model.config, dropout=recipe.model.dropout))
         other.load_state_dict(model.state_dict())
         model = other
     if recipe.objective.kind == "fewstep" and not model.config.is_step_aware:
@@ -163,7 +163,7 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
 
 
 def _bundle(
-    recipe: Recipe, model: DiT, path: flow.MixturePath, *, tokenizer: data.Tokenizer, bos_id: int | None = None
+    recipe: Recipe, model: Network, path: flow.MixturePath, *, tokenizer: data.Tokenizer, bos_id: int | None = None
 ) -> Checkpoint:
     budgets = None
     if model.config.is_step_aware:

@@ -16,7 +16,7 @@ from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
 from fsdfm.measure.evaluation import Request, run_evaluation
 from fsdfm.measure.results import Evaluation, load_evaluation
-from fsdfm.model import DiT
+from fsdfm.model import build_network
 from fsdfm.run import export, train
 from fsdfm.studies.ablation.factors import BASE, MASKED, Setup, Training, Variant
 from fsdfm.studies.ablation.setting import RECIPE, Place, Setting, flow_overrides
@@ -160,7 +160,7 @@ def with_mask(bundle: Checkpoint) -> Checkpoint:
     The logits of the other tokens stay what they were.
     """
     old, size = bundle.model, bundle.model.config.vocab_size
-    model = DiT(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
+    model = build_network(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
     state = model.state_dict()
     for name, value in old.state_dict().items():
         if state[name].shape == value.shape:
