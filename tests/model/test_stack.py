@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fsdfm.model import to_bfloat16, to_int8
 from fsdfm.model.layers import rotate
 from fsdfm.model.stack import Transformer, TransformerConfig, rotary_frequencies, visibility
 
@@ -194,3 +195,32 @@ def test_a_config_says_what_is_wrong(changes: dict[str, Any], message: str) -> N
 def test_learned_positions_end() -> None:
     with pytest.raises(ValueError, match="the text has 25 tokens; this model has 24 learned positions"):
         build(GPT2)(draw_tokens(length=25))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False])
+def test_children_say_what_their_parent_says(tied: bool) -> None:
+    parent, x = build(replace(SMALL, tied=tied)), draw_tokens()
+    t, h = torch.tensor([0.0, 0.5, 0.9]), torch.tensor([1.0, 0.5, 0.1])
+    child = parent.step_aware(seed=3)
+    assert child.config.is_step_aware
+    torch.testing.assert_close(child(x, t, h), parent(x), atol=1e-5, rtol=1e-5)
+    left = torch.randn(17, 4, generator=torch.Generator().manual_seed(0))
+    chained = parent.with_transitions(left, torch.zeros(17, 4))
+    rows = torch.arange(x.numel())
+    (_, found, _), *_ = chained.posterior(x, t, h).given(torch.full_like(x, -1)).marginals(rows[:12])
+    torch.testing.assert_close(found.exp(), parent(x)[0].softmax(-1), atol=1e-5, rtol=1e-5)  # no transition yet
+    with pytest.raises(ValueError, match="step-aware already"):
+        child.step_aware()
+    with pytest.raises(ValueError, match="rank 4 already"):
+        chained.with_transitions(left, left)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(("convert", "error"), [(to_bfloat16, 0.03), (to_int8, 0.1)])
+def test_converters(config: TransformerConfig, convert: Any, error: float) -> None:
+    model, x = build(config), draw_tokens()
+    exact = model(x)
+    convert(model)
+    assert 0 < float((model(x) - exact).norm() / exact.norm()) < error

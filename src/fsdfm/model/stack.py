@@ -306,7 +306,7 @@ class Transformer(nn.Module):
         conditioned = config.conditioning != "none"
         self.modulation = Modulation(config.cond_width, config.width, parts=2) if conditioned else None
         if not config.tied:
-            self.add_module("head", linear(config.width, config.vocab_size, bias=False))
+            self._modules["head"] = linear(config.width, config.vocab_size, bias=False)
         self.joint = _transitions(config)
         self._places: tuple[tuple[int, torch.device, float], _Place] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
@@ -332,7 +332,7 @@ class Transformer(nn.Module):
             head = linear(1, 1, bias=False)
             head.in_features, head.out_features = self.config.width, self.config.vocab_size
             head.weight = nn.Parameter(self.embedding.weight.detach(), requires_grad=False)
-            self.add_module("head", head)
+            self._modules["head"] = head
             self.config = replace(self.config, tied=False)
 
     def step_aware(self, *, seed: int = 0) -> Transformer:
