@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fsdfm.checkpoint.huggingface import FAMILIES, is_folder, num_bytes, open_folder, read_tokenizer
+from fsdfm.checkpoint.huggingface import FAMILIES, is_folder, open_folder, read_tokenizer
+from fsdfm.model.filling import num_bytes
 from fsdfm.model.stack import Transformer, TransformerConfig
 from huggingface_folders import FAMILY_SETTINGS, save_family, save_tokenizer
 

@@ -6,44 +6,43 @@
         model = weights.build(precision="bfloat16")
 
 Nothing in a folder is run: config.json tells the sizes, the index of the shards where each tensor is. A tensor is read
-when it is asked for, so a model is filled part by part on the meta device: the peak is what the model will occupy
-(`num_bytes`) and one of its matrices in float32.
+when it is asked for, so a model is filled part by part (`fsdfm.model.filling`, which states the memory).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsdfm.data import Tokenizer
-from fsdfm.model.bfloat16 import Bfloat16Linear
-from fsdfm.model.int8 import Int8Linear
-from fsdfm.model.layers import Attention, Mlp
+from fsdfm.files import file_sha256, read_text
+from fsdfm.model.filling import Precision, fill_network
 from fsdfm.model.stack import Transformer, TransformerConfig
 
 __all__ = [
     "FAMILIES",
     "Family",
     "FolderWeights",
-    "Precision",
+    "find_family",
     "is_folder",
-    "num_bytes",
     "open_folder",
+    "read_bos_id",
     "read_tokenizer",
 ]
 
-Precision = Literal["float32", "bfloat16", "int8"]
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 _LARGEST_TEXT, _LARGEST_HEADER = 2**26, 2**26  # bytes; a mangled file has more
 _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # tables that others store and we compute
@@ -233,14 +232,19 @@ def is_folder(path: Path | str) -> bool:
     return (folder / _CONFIG).is_file() and any((folder / name).is_file() for name in (_INDEX, _SINGLE))
 
 
+def find_family(path: Path | str) -> tuple[str, Family]:
+    """The layout of a folder, and its name."""
+    config = Path(path) / _CONFIG
+    kind = _read_json(config).get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(f"{config}: model_type is {kind!r:.80}; allowed are {', '.join(FAMILIES)}")
+    return kind, FAMILIES[kind]
+
+
 def open_folder(path: Path | str, **changes: Any) -> FolderWeights:
     """The weights in a Hugging Face folder; `changes` are fields of the config, such as conditioning="time"."""
-    folder = Path(path)
+    folder, (_, family) = Path(path), find_family(path)
     about = _read_json(folder / _CONFIG)
-    kind = about.get("model_type")
-    if kind not in FAMILIES:
-        raise ValueError(f"{folder / _CONFIG}: model_type is {kind!r}; allowed are {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
     try:
         settings = family.settings(about)
     except KeyError as error:
@@ -303,6 +307,11 @@ class FolderWeights(Mapping[str, Tensor]):
     ) -> None:
         self._files.close()
         self._shards.clear()
+
+    def sha256(self) -> str:
+        """The SHA-256 of its files' own, by name: all of them are read."""
+        files = sorted(set(self._where.values()))
+        return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in files).encode()).hexdigest()
 
     def _index(self) -> dict[str, Path]:
         """Which file holds each tensor."""
@@ -378,70 +387,17 @@ class FolderWeights(Mapping[str, Tensor]):
             for name, shape in rest.items()
         }
 
-    @torch.no_grad()
     def build(self, *, precision: Precision = "float32", seed: int = 0) -> Transformer:
-        """The network, filled part by part; other precisions than float32 are for use, not for training.
-
-        bfloat16   weights of Linears and embedding as published; norms, residual stream and attention float32
-        int8       Linears of blocks and head in 8 bits, the embedding bfloat16; on a CPU
-        """
-        if precision not in get_args(Precision):
-            raise ValueError(f"precision is {precision!r}; allowed are {', '.join(get_args(Precision))}")
+        """The network, filled part by part (`fill_network`)."""
         with torch.device("meta"):
             model = Transformer(self.config).eval()
-        new, small = self.new_tensors(seed), precision != "float32"
-        for name, module in list(model.named_modules()):
-            self._fill(module, name, new, torch.bfloat16 if small and module is model.embedding else torch.float32)
-            if small and isinstance(module, Attention | Mlp):
-                for child, part in list(module.named_children()):
-                    setattr(module, child, _recast(part, precision))
-        if small:
-            model.untie()
-            model.add_module("head", _recast(model.head, precision))
-            model.precision = precision
-            model.requires_grad_(False)
+        fill_network(model, ChainMap(self.new_tensors(seed), self), precision)
         return model
-
-    def _fill(self, module: nn.Module, prefix: str, new: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Give a module its own weights, and those of the Linears that an attention or MLP consists of."""
-        parts = [(prefix, module)]
-        if isinstance(module, Attention | Mlp):
-            parts += [(f"{prefix}.{name}", child) for name, child in module.named_children()]
-        for place, part in parts:
-            for name, empty in list(part.named_parameters(recurse=False)):
-                if empty.is_meta:
-                    own = f"{place}.{name}"
-                    value = self[own] if own in self._names else new[own]
-                    setattr(part, name, nn.Parameter(value.to(dtype).contiguous()))
-
-
-def _recast(linear: nn.Module, precision: Precision) -> nn.Module:
-    assert isinstance(linear, nn.Linear)
-    return Bfloat16Linear(linear) if precision == "bfloat16" else Int8Linear(linear)
-
-
-def num_bytes(config: TransformerConfig, precision: Precision = "float32") -> int:
-    """Bytes of a model built so: 4 per number; embedding and Linears of blocks and head 2, in int8 those Linears 1."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    small = {
-        id(part) for module in model.modules() if isinstance(module, Attention | Mlp) for part in module.children()
-    }
-    if not config.tied:
-        small |= {id(model.head)}
-    size = 0
-    for module in model.modules():
-        count = sum(value.numel() for value in module.parameters(recurse=False))
-        width = 1 if precision == "int8" and module is not model.embedding else 2
-        size += count * (width if precision != "float32" and (id(module) in small or module is model.embedding) else 4)
-    return size + (config.vocab_size * config.width if config.tied and precision == "int8" else 0)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST_TEXT:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(read_text(path, _LARGEST_TEXT))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {str(error)[:200]}; get it again") from error
     if not isinstance(record, dict):
@@ -475,6 +431,17 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
         record["normalizer"] = None
     definition = json.dumps(record)
     return Tokenizer(definition, _eos_name(definition, about, notes))
+
+
+def read_bos_id(path: Path | str, tokenizer: Tokenizer) -> int:
+    """The token that begins a text: what tokenizer_config.json or config.json say, else the one that ends one."""
+    folder = Path(path)
+    own = folder / "tokenizer_config.json"
+    name = (_read_json(own) if own.is_file() else {}).get("bos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    found = Backend.from_str(tokenizer.definition).token_to_id(name) if isinstance(name, str) else None
+    found = _read_json(folder / _CONFIG).get("bos_token_id") if found is None else found
+    return found if isinstance(found, int) and 0 <= found < tokenizer.vocab_size else tokenizer.eos_id
 
 
 def _eos_name(definition: str, about: Mapping[str, Any], notes: Mapping[str, Any]) -> str | None:
