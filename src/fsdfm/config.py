@@ -90,6 +90,9 @@ class ModelSection:
     cond_width: int | None = None
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
+    open_steps: int = (
+        0  # of training, in which the attention of an imported model opens from causal to full; 0: at once
+    )
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
 

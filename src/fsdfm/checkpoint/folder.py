@@ -32,7 +32,16 @@ from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.data import Tokenizer
 from fsdfm.files import file_sha256, sync
-from fsdfm.model import Network, NetworkConfig, architecture_of, find_architecture
+from fsdfm.model import (
+    Network,
+    NetworkConfig,
+    Transformer,
+    architecture_of,
+    find_architecture,
+    to_bfloat16,
+    to_int8,
+)
+from fsdfm.model.filling import Precision, fill_network
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
 __all__ = [
@@ -48,6 +57,7 @@ __all__ = [
     "make_source",
     "newest",
     "recover",
+    "require_finite",
     "save_checkpoint",
     "save_model",
 ]
@@ -355,12 +365,18 @@ def _card(config: Mapping[str, Any]) -> str:
 
 
 def load_model(
-    folder: str | Path | None, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    folder: str | Path | None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
 ) -> Checkpoint:
     """The model in a folder, ready for use: every tensor checked, none missing, none left over.
 
-    `folder` is a checkpoint; a run, whose newest whole checkpoint is taken; or the name of an embedded model; None: the
-    best embedded one.
+    folder      a checkpoint; a run, whose newest whole checkpoint is taken; or the name of an embedded model; None: the
+                best embedded one
+    precision   bfloat16 and int8, on a CPU, hold the products' weights so; a plain transformer is filled part by part
+                and never stands in memory as float32
     """
     place, problems = _resolve(find_model(folder))
     if (problem := damage(place, (_WEIGHTS, _TOKENIZER))) is not None:
@@ -372,11 +388,41 @@ def load_model(
             f"{place} cannot be used: its {_CONFIG} or {_TOKENIZER} is not what fsdfm writes ({error!r:.200}); "
             "get it again"
         ) from error
+    if precision != "float32" and isinstance(bundle.model, Transformer):
+        fill_network(bundle.model, tensors, precision)
+        return bundle
     bundle.model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
+    if precision != "float32":
+        require_finite(bundle.model)
+        (to_int8 if precision == "int8" else to_bfloat16)(bundle.model)
     return bundle
 
 
-def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tensor]]:
+def require_finite(model: Network) -> None:
+    """Raise if a weight is NaN or infinite: the model could only write nonsense."""
+    for name, value in model.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")
+
+
+class _StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint, each read and checked when it is asked for."""
+
+    def __init__(self, place: Path, stored: Mapping[str, str], shapes: Mapping[str, torch.Size]):
+        self._place, self._stored, self._shapes = place, stored, shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        with _open_tensors(self._place / _WEIGHTS) as file:
+            return _take(self._place, file, self._stored[name], self._shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Tensor]]:
     """What a checkpoint holds, its model still without weights, and the weights."""
     config = _read_config(place)
     tokenizer = Tokenizer.load(place / _TOKENIZER)
@@ -395,7 +441,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tenso
             model = architecture.build(network)
         expected = {name: value.shape for name, value in model.state_dict().items()}
         _check_names(place, set(expected), names)
-        tensors = {name: _take(place, file, stored[name], expected[name]) for name in expected}
+    tensors = _StoredTensors(place, stored, expected)
     known = {"format", "format_version", "model", "num_parameters", "dtype", "source", "schedule", "length", "budgets"}
     known |= {"architecture", "bos_id", "tokenizer"}
     bundle = Checkpoint(

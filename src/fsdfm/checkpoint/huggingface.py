@@ -387,11 +387,15 @@ class FolderWeights(Mapping[str, Tensor]):
             for name, shape in rest.items()
         }
 
+    def all_tensors(self, seed: int = 0) -> Mapping[str, Tensor]:
+        """Every tensor of the network: the folder's, read when they are asked for, and the new ones."""
+        return ChainMap(self.new_tensors(seed), self)  # type: ignore[arg-type]  # nobody writes to it
+
     def build(self, *, precision: Precision = "float32", seed: int = 0) -> Transformer:
         """The network, filled part by part (`fill_network`)."""
         with torch.device("meta"):
             model = Transformer(self.config).eval()
-        fill_network(model, ChainMap(self.new_tensors(seed), self), precision)
+        fill_network(model, self.all_tensors(seed), precision)
         return model
 
 

@@ -67,22 +67,43 @@ def convert(
 
 
 def import_weights(
-    file: Annotated[Path, typer.Argument(help="A released checkpoint of the paper's (.pth), FS-DFM or DFM.")],
+    file: Annotated[Path, typer.Argument(help="The paper's .pth, or a Hugging Face folder with safetensors.")],
     out: OutOption,
-    preset: Annotated[str | None, typer.Option(help="The paper's size: 0.17b, 1.3b or 1.7b.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Or a JSON file with the settings; else shapes tell.")] = None,
-    weights: Annotated[str | None, typer.Option(help="ema, raw or teacher; ema where there are any.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="gpt2, as the paper has it, or a path.")] = "gpt2",
-    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+    preset: Annotated[str | None, typer.Option(help=".pth: the paper's size, 0.17b, 1.3b or 1.7b.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help=".pth: or a JSON file with the settings; else shapes tell.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help=".pth: ema, raw or teacher; ema where there are any.")] = None,
+    tokenizer: Annotated[str, typer.Option(help=".pth: gpt2, as the paper has it, or a path.")] = "gpt2",
+    source: Annotated[str | None, typer.Option(help="Folder: uniform (unless said), mask or mixture.")] = None,
+    shift: Annotated[bool, typer.Option(help="Folder: keep the next-token shift of an autoregressive model.")] = True,
+    length: Annotated[int | None, typer.Option(help="Folder: tokens per block; 1024, or what the model knows.")] = None,
+    half: Annotated[bool, typer.Option(help="Store float16; of a folder, bfloat16.")] = False,
 ) -> None:
-    """Make a checkpoint of the paper's released weights, to generate, evaluate and train with; runs nothing in it."""
+    """Make a checkpoint of other people's weights, to generate, evaluate and train with; runs nothing in them.
+
+    The paper's released .pth files; Hugging Face folders of Llama, SmolLM2, Qwen2, Qwen3 and GPT-2, which become
+    denoisers, and of LLaDA and Dream, which are some.
+    """
     from typing import cast
 
     from fsdfm.checkpoint import WeightsName
+    from fsdfm.run import import_folder
     from fsdfm.run import import_weights as run_import
+    from fsdfm.run.huggingface import SourceName
 
-    kind = cast(WeightsName | None, weights)  # any other word is an error there
-    bundle = run_import(file, out, preset=preset, config=config, weights=kind, tokenizer=tokenizer, half=half)
+    if file.is_dir():
+        if preset or config or weights or tokenizer != "gpt2":
+            raise ValueError(
+                f"{file} is a folder, which says its sizes itself; --preset, --config, --weights and --tokenizer are "
+                "for the paper's .pth files"
+            )
+        bundle = import_folder(file, out, source=cast(SourceName | None, source), shift=shift, length=length, half=half)
+    else:
+        if source or not shift or length:
+            raise ValueError(f"{file} is a file; --source, --no-shift and --length are for Hugging Face folders")
+        kind = cast(WeightsName | None, weights)  # any other word is an error there
+        bundle = run_import(file, out, preset=preset, config=config, weights=kind, tokenizer=tokenizer, half=half)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     console.print(
         f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens, {bundle.facts['weights']} "

@@ -57,7 +57,9 @@ def _fill(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], dtype: 
             if empty.is_meta:
                 value = tensors[f"{place}.{name}"].to(dtype).contiguous()
                 if not bool(torch.isfinite(value).all()):
-                    raise ValueError(f"the weights {place}.{name} hold NaN or infinity; the file is spoilt: get it again")
+                    raise ValueError(
+                        f"the weights {place}.{name} hold NaN or infinity; the file is spoilt: get it again"
+                    )
                 setattr(part, name, nn.Parameter(value))
 
 

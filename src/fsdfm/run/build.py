@@ -45,9 +45,14 @@ def _jump(name: str) -> flow.Jump:
     return rule
 
 
-def make_path(config: FlowConfig, num_tokens: int) -> flow.MixturePath:
-    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one."""
+def make_path(config: FlowConfig, num_tokens: int, mask_token: int | None = None) -> flow.MixturePath:
+    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one.
+
+    mask_token   the mask where it is one of the tokenizer's own tokens
+    """
     source: dict[str, Any] = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
+    if mask_token is not None and mask_token < num_tokens and config.source != "uniform":
+        source |= {"vocab_size": num_tokens, "mask_token": mask_token}
     if config.source == "mixture":
         source["mask_share"] = config.mask_share
     options = {"polynomial": {"exponent": config.exponent}, "cosine": {}, "exponential": {"rate": config.rate}}

@@ -1,4 +1,4 @@
-"""Hugging Face folders, made checkpoint folders: autoregressive models become denoisers, masked ones stay what they are.
+"""Hugging Face folders become checkpoints: autoregressive models as denoisers, masked ones as they are.
 
 An autoregressive model predicts token i+1 at position i and sees the past. As a denoiser it keeps its weights; its
 attention sees everything (at once, or opened while it trains: `model.open_steps`), its output stays shifted by one or
@@ -7,14 +7,12 @@ not, and time enters by a conditioning that is zero at the start. Under the caus
 
 from __future__ import annotations
 
-from collections import ChainMap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from fsdfm import flow
 from fsdfm.checkpoint import Checkpoint, check_new, make_source, save_model
@@ -52,11 +50,10 @@ def import_folder(
     changes = _changes(folder, source, shift=shift)
     with open_folder(folder, **changes) as weights:
         bundle = _described(weights, source or "uniform", length)
-        tensors: ChainMap[str, Tensor] = ChainMap(weights.new_tensors(seed), weights)  # type: ignore[arg-type]
         with (console or Console(stderr=True)).status(f"reading {folder}"):
             about = {"file": Path(folder).name, "group": weights.about["model_type"], "sha256": weights.sha256()}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
-            save_model(out, bundle, dtype=torch.bfloat16 if half else torch.float32, tensors=tensors)
+            save_model(out, bundle, dtype=torch.bfloat16 if half else torch.float32, tensors=weights.all_tensors(seed))
     return bundle
 
 
@@ -99,8 +96,8 @@ def _mask_token(weights: FolderWeights) -> int:
     found = weights.about.get("mask_token_id")
     if not isinstance(found, int) or not 0 <= found < weights.stored_rows:
         raise ValueError(
-            f"{weights.folder / 'config.json'}: mask_token_id is {found!r}; a {weights.about['model_type']} model needs "
-            f"one of its tokens 0 .. {weights.stored_rows - 1} there"
+            f"{weights.folder / 'config.json'}: mask_token_id is {found!r}; a {weights.about['model_type']} model "
+            f"needs one of its tokens 0 .. {weights.stored_rows - 1} there"
         )
     return found
 
@@ -110,5 +107,3 @@ def _block_length(length: int | None, known: int) -> int:
     if not 1 <= chosen <= known:
         raise ValueError(f"length is {length}; allowed are 1 to {known}, the tokens that the model knows")
     return chosen
-
-

@@ -148,6 +148,9 @@ def _fit(
                 board(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
 
         others = [Every(1, bar.step)]
+        if recipe.model.open_steps:
+            open_attention(trainer, recipe.model.open_steps)
+            others.append(Every(1, lambda trainer: open_attention(trainer, recipe.model.open_steps)))
         if recipe.sample.every:
             others.append(Every(recipe.sample.every, show_samples))
         if held_out is not None:
@@ -155,6 +158,13 @@ def _fit(
         trainer.hooks = Hooks(save=save, report=report, others=others)
         finished = trainer.fit(stop)
     return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
+
+
+def open_attention(trainer: Trainer, steps: int) -> None:
+    """Give later positions the weight n / steps in attention at training step n: 0 the causal mask, 1 none."""
+    for network in (trainer.model, trainer.ema.module):
+        assert isinstance(network, Transformer)
+        network.see_future(min(1.0, trainer.training_step / steps))
 
 
 def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe, *, training_step: int) -> list[str]:

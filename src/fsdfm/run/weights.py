@@ -10,7 +10,7 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, ObjectiveConfig, Recipe
-from fsdfm.model import DiT, ModelConfig, Network, build_network
+from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -33,6 +33,11 @@ def check(recipe: Recipe) -> None:
         model_config(recipe, vocab_size=2)
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
+    if not 0 <= section.open_steps <= recipe.train.steps:
+        raise ValueError(
+            f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
+            "attention would never be open"
+        )
     make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     if section.transition_rank is not None and section.transition_rank < 0:
         raise ValueError(
@@ -62,6 +67,8 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
+        raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
@@ -113,7 +120,7 @@ def _child(recipe: Recipe) -> Checkpoint:
                 f"data.tokenizer {recipe.data.tokenizer!r} has {named.vocab_size} tokens and is not the parent's, "
                 f"which has {parent.tokenizer.vocab_size}; leave it out to use the parent's"
             )
-    path = make_path(recipe.flow, parent.tokenizer.vocab_size)
+    path = make_path(recipe.flow, parent.tokenizer.vocab_size, parent.path.source.mask_token)
     if (path.source, path.schedule) != (parent.path.source, parent.path.schedule):
         raise ValueError(
             f"the recipe's flow is {path.source} with {path.schedule}, the parent's {parent.path.source} with "
