@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from fsdfm.checkpoint.huggingface import FAMILIES, Family
+from fsdfm.model import Transformer, TransformerConfig
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -74,3 +78,39 @@ def save_tokenizer(folder: Path, *, normaliser: bool = False) -> None:
     backend.save(str(folder / "tokenizer.json"))
     notes = {"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(notes))
+
+
+def save_masked(kind: str, folder: Path) -> Transformer:
+    """A random LLaDA or Dream folder under the published names, its mask token 299; the network that is in it."""
+    about: dict[str, Any] = {"model_type": kind, "mask_token_id": 299, "eos_token_id": 0}
+    if kind == "llada":
+        about |= {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 48}
+        about |= {"embedding_size": 310, "rope_theta": 5e5, "max_sequence_length": 64}
+    else:
+        about |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        about |= {"intermediate_size": 48, "vocab_size": 310, "max_position_embeddings": 64, "bos_token_id": 1}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(about))
+    family = FAMILIES[kind]
+    model = Transformer(TransformerConfig.from_dict(family.settings(about))).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
+    save_file(_published(model, family), folder / "model.safetensors")
+    save_tokenizer(folder)
+    return model
+
+
+def _published(model: Transformer, family: Family) -> dict[str, torch.Tensor]:
+    """A network's tensors under a family's names, those that are joined here taken apart."""
+    config, state = model.config, model.state_dict()
+    heads = [count * config.head_width for count in (config.num_heads, config.kv_heads, config.kv_heads)]
+    found = {}
+    for ours, theirs in family.names.items():
+        for i in range(config.num_blocks) if "{i}" in ours else (0,):
+            if (name := ours.format(i=i)) in state:
+                sizes = heads if len(theirs) == 3 else [len(state[name]) // len(theirs)] * len(theirs)
+                parts = torch.split(state[name], sizes)
+                found |= {part.format(i=i): value.clone() for part, value in zip(theirs, parts, strict=True)}
+    return found

@@ -5,6 +5,7 @@ import pytest
 from fsdfm.config import Recipe, differences, find_recipe, load_recipe, parse, recipe_names, to_toml
 
 NAMES = [
+    "imported-dfm",
     "paper-1300m-dfm",
     "paper-1300m-fewstep",
     "paper-1700m-dfm",
