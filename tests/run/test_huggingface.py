@@ -33,9 +33,7 @@ open_steps = {open_steps}
 [flow]
 source = "{source}"
 [objective]
-kind = "{kind}"
-loss = "cross-entropy"
-teacher = "rk2"
+{objective}
 [optim]
 lr = 3e-3
 warmup = 2
@@ -54,8 +52,9 @@ threads = 1
 def write_recipe(folder: Path, source: str, kind: str = "path", open_steps: int = 0) -> str:
     (folder / "text.txt").write_text("a little dog liked to play with a red ball. " * 60)
     recipe = folder / "recipe.toml"
-    text = RECIPE.format(text=folder / "text.txt", folder=folder, source=source, kind=kind, open_steps=open_steps)
-    recipe.write_text(text)
+    objective = 'kind = "path"' if kind == "path" else 'kind = "fewstep"\nteacher.tableau = "rk2"'
+    options = {"source": source, "objective": f'{objective}\nloss = "cross-entropy"', "open_steps": open_steps}
+    recipe.write_text(RECIPE.format(text=folder / "text.txt", folder=folder, **options))
     return str(recipe)
 
 
@@ -167,13 +166,13 @@ def test_only_imported_models_open(embedded: str, tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     save_family("smollm2", tmp_path / "hf")
     runner, out = CliRunner(), str(tmp_path / "out")
-    done = runner.invoke(app, ["import", str(tmp_path / "hf"), "--out", out, "--source", "mask", "--length", "32"])
+    done = runner.invoke(app, ["import", str(tmp_path / "hf"), "--out", out, "--flow-source", "mask", "--length", "32"])
     assert done.exit_code == 0, done.output
     assert "300" not in load_model(out).facts["weights"]
     assert load_model(out).length == 32
     for words, sentence in (
-        (["--source", "noise"], "source is 'noise'"),
-        (["--preset", "1.3b"], "which says its sizes itself"),
+        (["--flow-source", "noise"], "source is 'noise'"),
+        (["--preset", "1.3b"], "preset is not used by the format huggingface"),
         (["--length", "65"], "length is 65; allowed are 1 to 64"),
     ):
         failed = runner.invoke(app, ["import", str(tmp_path / "hf"), "--out", str(tmp_path / "other"), *words])

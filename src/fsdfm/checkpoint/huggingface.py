@@ -227,9 +227,14 @@ FAMILIES: dict[str, Family] = {
 
 
 def is_folder(path: Path | str) -> bool:
-    """Whether this is a Hugging Face folder with weights in safetensors."""
+    """Whether this is a Hugging Face folder of a known family, with weights in safetensors."""
     folder = Path(path)
-    return (folder / _CONFIG).is_file() and any((folder / name).is_file() for name in (_INDEX, _SINGLE))
+    if not any((folder / name).is_file() for name in (_INDEX, _SINGLE)):
+        return False
+    try:
+        return find_family(folder)[0] in FAMILIES
+    except ValueError:
+        return False
 
 
 def find_family(path: Path | str) -> tuple[str, Family]:
