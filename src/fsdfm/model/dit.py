@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +13,12 @@ from torch import Tensor, nn
 
 from fsdfm.flow import Posterior, network_posterior
 from fsdfm.model.crf_head import CRFConfig
-from fsdfm.model.joint import JointConfig, make_joint_head, read_joint_config
+from fsdfm.model.joint import JointConfig, JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
     Norm,
     Rotary,
-    StackConfig,
     draw_normal,
     embedding,
     initialise,
@@ -37,7 +35,7 @@ SINUSOID_BASE = 10000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(StackConfig):
+class ModelConfig(JointStackConfig):
     """The architecture of a `DiT`; the defaults are the paper's 170M model."""
 
     vocab_size: int = 50257
@@ -46,7 +44,6 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    posterior: JointConfig | None = None  # how positions depend on each other; None: they do not, given x_t
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -55,30 +52,8 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if not (self.posterior is None or isinstance(self.posterior, JointConfig)):
-            raise ValueError(f"posterior is {self.posterior!r:.80}; give a config of a joint head, or None")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
-
-    @property
-    def transition_rank(self) -> int:
-        """The rank of a CRF's transitions; 0 where there is none."""
-        return self.posterior.rank if isinstance(self.posterior, CRFConfig) else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as plain JSON values."""
-        return {**super().to_dict(), "posterior": None if self.posterior is None else self.posterior.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The config of a mapping, as `to_dict` or an earlier fsdfm wrote it."""
-        known = dict(values)
-        rank = known.pop("transition_rank", 0)
-        if known.get("posterior") is not None and not isinstance(known["posterior"], JointConfig):
-            known["posterior"] = read_joint_config(known["posterior"])
-        elif rank:
-            known["posterior"] = CRFConfig(rank=rank)
-        return super().from_dict(known)
 
     @property
     def is_step_aware(self) -> bool:

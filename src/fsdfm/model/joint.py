@@ -12,14 +12,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from fsdfm.flow import Posterior, SplitNetwork
 from fsdfm.model.layers import StackConfig
 
-__all__ = ["JOINT_HEADS", "JointConfig", "JointHead", "make_joint_head", "read_joint_config", "register_joint_head"]
+__all__ = [
+    "JOINT_HEADS",
+    "JointConfig",
+    "JointHead",
+    "JointStackConfig",
+    "make_joint_head",
+    "read_joint_config",
+    "register_joint_head",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +39,39 @@ class JointConfig:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; `read_joint_config` is its inverse."""
         return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointStackConfig(StackConfig):
+    """The shape of a network that may have a joint head."""
+
+    posterior: JointConfig | None = None  # how positions depend on each other; None: they do not, given x_t
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.posterior is None or isinstance(self.posterior, JointConfig)):
+            raise ValueError(f"posterior is {self.posterior!r:.80}; give a config of a joint head, or None")
+
+    @property
+    def transition_rank(self) -> int:
+        """The rank of a CRF's transitions; 0 where there is none."""
+        rank: int = getattr(self.posterior, "rank", 0)
+        return rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain JSON values."""
+        return {**super().to_dict(), "posterior": None if self.posterior is None else self.posterior.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The config of a mapping, as `to_dict` or an earlier fsdfm wrote it."""
+        known = dict(values)
+        rank = known.pop("transition_rank", 0)
+        if isinstance(known.get("posterior"), Mapping):
+            known["posterior"] = read_joint_config(known["posterior"])
+        elif rank:
+            known["posterior"] = read_joint_config({"kind": "crf", "rank": rank})
+        return super().from_dict(known)
 
 
 class JointHead(nn.Module, ABC):
