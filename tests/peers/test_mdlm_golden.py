@@ -1,0 +1,96 @@
+"""MDLM against what the originals computed."""
+
+import pytest
+import torch
+from golden import network, needs_golden, peer, same, vectors
+
+from fsdfm.peers import mdlm
+from fsdfm.peers.noising import LogLinear
+
+pytestmark = needs_golden
+RAW, EMA = ("mdlm_lightning_w64.ckpt", "mdlm", "raw"), ("mdlm_lightning_w64.ckpt", "mdlm", "ema")
+NONE = torch.zeros(3)
+
+
+@pytest.mark.parametrize("kind", ["raw", "ema"])
+def test_logits_and_subs(kind):
+    data, model = vectors("mdlm_forward"), peer("mdlm_lightning_w64.ckpt", "mdlm", kind)
+    with torch.no_grad():
+        logits = model(data["x"], NONE)
+        same(logits, data[f"logits_{kind}_sigma0"], 2e-5)
+        same(model(data["x"], data["sigma"]), data[f"logits_{kind}_sigma"], 2e-5)
+        same(mdlm.subs(logits, data["x"]), data[f"log_p_subs_{kind}"], 2e-5)
+
+
+def test_the_hugging_face_file_holds_the_averaged_weights():
+    data = vectors("mdlm_forward")
+    with torch.no_grad():
+        same(network_hf()(data["x"], NONE), data["logits_ema_sigma0"], 2e-5)
+
+
+def network_hf():
+    return peer("mdlm_hf.safetensors", "mdlm")
+
+
+@pytest.mark.parametrize("kind", ["raw", "ema"])
+def test_a_whole_lightning_file_loads_without_running_it(kind):
+    data = vectors("mdlm_lightning_full_w32_forward")
+    with torch.no_grad():
+        logits = peer("mdlm_lightning_full_w32.ckpt", "mdlm", kind)(data["x"], torch.zeros(2))
+    same(logits, data[f"logits_{kind}_sigma0"], 2e-5)
+
+
+def test_the_schedule():
+    data, noising = vectors("mdlm_forward"), LogLinear()
+    t = 1 - data["schedule_t"].double()
+    same(noising.sigma(t), data["schedule_sigma"], 2e-5)
+    same(noising.rate(t), data["schedule_dsigma"], 2e-5, relative=True)
+    some = data["schedule_t"] > 0
+    same((noising.rate(t) / torch.expm1(noising.sigma(t)))[some], data["schedule_weight"][some], 2e-5, relative=True)
+
+
+@pytest.mark.parametrize(("tag", "time"), [("", False), ("_time", True), ("_T1000", False)])
+def test_the_loss(tag, time):
+    data, model = vectors("mdlm_loss"), peer(*RAW)
+    rounds = 1000 if tag == "_T1000" else 0
+    t = mdlm.stratified_times(data["antithetic_u"], rounds=rounds)
+    if not rounds:
+        same(1 - t, data["t"], 1e-6)
+    with torch.no_grad():
+        logits = model(data["x_t"], data["sigma"] if time else torch.zeros(4))
+    log_p = mdlm.subs(logits, data["x_t"]).gather(-1, data["x_0"][..., None])[..., 0]
+    loss = mdlm.nelbo(log_p, data["x_t"] == 39, t) * data["attention_mask"]
+    name = "loss_per_token" + tag
+    same(loss[data[name] != 0], data[name][data[name] != 0], 2e-5, relative=True)
+    assert bool((loss[data[name] == 0] == 0).all())
+    same(loss.sum() / data["attention_mask"].sum(), data["loss" + tag][0], 2e-5, relative=True)
+
+
+@pytest.mark.parametrize("name", ["ddpm", "ddpm_cache", "analytic"])
+def test_the_laws(name):
+    data, model = vectors("mdlm_samplers"), peer(*RAW)
+    with torch.no_grad():
+        logits = model(data["x_t"], NONE)
+    t = 1 - data["t"].double()
+    same(mdlm.Ancestral().law(logits, data["x_t"], t, t + data["dt"].double()), data[f"{name}_next_law"], 3e-6)
+
+
+def test_the_last_call():
+    data, model = vectors("mdlm_samplers"), peer(*RAW)
+    with torch.no_grad():
+        logits = model(data["x_t"], NONE)
+    assert torch.equal(mdlm.greedy(logits, data["x_t"]), data["last_greedy_tokens"])
+    drawn = data["analytic_last_law_as_drawn"].double()
+    masked = data["x_t"] == 39
+    probs = mdlm.subs(logits.double(), data["x_t"]).exp()
+    law = drawn[masked] / drawn[masked].sum(-1, keepdim=True)
+    same(probs[masked], law, 3e-5)
+
+
+def test_the_grid():
+    grid = 1 - torch.linspace(1, 1e-5, 5, dtype=torch.float64)
+    same(1 - grid, vectors("mdlm_samplers")["grid_T4"], 1e-6)
+
+
+def test_network_helper_reads_the_config_beside_the_file():
+    assert network("mdlm_hf.safetensors", system="mdlm").config.num_heads == 4
