@@ -292,9 +292,7 @@ class PeerWeights(Mapping[str, Tensor], AbstractContextManager["PeerWeights"]):
         return model.eval()
 
 
-def open_layout(
-    place: str | Path, *, system: System | None = None, weights: WeightsName | None = None
-) -> PeerWeights:
+def open_layout(place: str | Path, *, system: System | None = None, weights: WeightsName | None = None) -> PeerWeights:
     """Open a peer's weights: a folder with a weight file and its config.json, or the weight file itself.
 
     system    whose weights they are, where the files do not say
@@ -368,9 +366,7 @@ def _infer(path: Path, shapes: Mapping[str, tuple[int, ...]], about: About) -> M
     )
 
 
-def _match(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, system: System
-) -> dict[str, str]:
+def _match(path: Path, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, system: System) -> dict[str, str]:
     """Our tensor names -> theirs; every one of theirs has a place, and of ours only what the system lacks is absent."""
     modules = our_names(config.num_blocks)
     with torch.device("meta"):

@@ -65,9 +65,7 @@ def blended_embedding(model: DiT, x_t: Tensor, sigma: Tensor, *, gamma: float) -
     return kept * model.embedding(x_t) + (1 - kept) * model.embedding.weight[-1]
 
 
-def run(
-    model: DiT, x_t: Tensor, s: Tensor, *, embedded: Tensor | None = None, hidden: Tensor | None = None
-) -> Tensor:
+def run(model: DiT, x_t: Tensor, s: Tensor, *, embedded: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
     """Logits [B, L, V] of a network told s, one a row [B] or one a position [B, L].
 
     embedded   in place of the tokens' embeddings: [B, L, C]

@@ -130,9 +130,7 @@ class Uniform:
         same = x_t == x_1
         sum_log = log_scores.sum(-1)
         matched = torch.where(same, rho * sum_log, sum_log - at_data + at_data / rho)
-        constant = torch.where(
-            same, (vocab - 1) * rho * (log_rho - 1), (-log_rho - 1) / rho - (vocab - 2)
-        )
+        constant = torch.where(same, (vocab - 1) * rho * (log_rho - 1), (-log_rho - 1) / rho - (vocab - 2))
         return (total - matched + constant) / vocab
 
     def euler(self, scores: Tensor, x_t: Tensor, change: Tensor) -> Tensor:
