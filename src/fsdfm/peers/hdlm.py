@@ -158,7 +158,7 @@ class GammaHybrid:
         return torch.where(masked, mask, torch.where(replaced, tokens, x_1))
 
     def score_entropy(self, log_scores: Tensor, x_1: Tensor, x_t: Tensor, *, sigma: Tensor) -> Tensor:
-        """(1-gamma) times SEDD's absorbing loss at masks, gamma times its uniform loss elsewhere: [B, L], before sigma'."""
+        """(1-gamma) times SEDD's absorbing loss at masks, gamma times its uniform one elsewhere: [B, L]."""
         masked = x_t == log_scores.shape[-1] - 1
         absorb = Absorb().score_entropy(log_scores, x_1, x_t, sigma=sigma)
         shown = torch.where(masked, x_1, x_t)  # any token: the result there is not used

@@ -29,7 +29,7 @@ from fsdfm.model.layers import ROTARY_BASE
 from fsdfm.peers.network import Clock
 from fsdfm.peers.noising import Geometric, LogLinear
 
-__all__ = ["System", "PeerWeights", "ema_order", "open_layout", "our_names"]
+__all__ = ["PeerWeights", "System", "ema_order", "open_layout", "our_names"]
 
 System = Literal["mdlm", "duo", "sedd-absorb", "sedd-uniform", "sdtt", "hdlm-epsilon", "hdlm-gamma"]
 WeightsName = Literal["ema", "raw"]

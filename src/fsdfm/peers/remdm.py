@@ -72,7 +72,7 @@ class Remasking:
 
 @dataclass(frozen=True)
 class Cap(Remasking):
-    """rho = min(eta, rho_max): at most a share eta of the shown tokens a step. Theirs: eta 0.008 for T >= L, else 0.04."""
+    """rho = min(eta, rho_max): at most a share eta of shown tokens. Theirs: 0.008 for T >= L, else 0.04."""
 
     eta: float = 0.04
 
@@ -153,7 +153,7 @@ class Loop(Remasking):
 class Corrector(Remasking):
     """The DFM corrector: rates a and b = a - 1, a = 1 + strength (t (1-t))^(1/4).
 
-    reveal = a (kappa_next - kappa_t)/(1 - kappa_t), remask = b (kappa_next - kappa_t)/kappa_t. Where the rates are large
+    reveal = a (kappa_next - kappa_t)/(1 - kappa_t), remask = b (kappa_next - kappa_t)/kappa_t. Where rates are large
     its steps are short (`times`): T says little about its calls.
     """
 

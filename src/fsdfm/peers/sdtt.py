@@ -40,7 +40,7 @@ SHORTEST = 1e-5
 
 def round_step(round_index: int, *, k: int = 2, first_steps: int = 1024) -> float:
     """dt of a round, 0 the first: (1 - 1e-5)/first_steps * k^round; the student imitates k dt."""
-    return (1 - SHORTEST) / first_steps * k**round_index
+    return (1 - SHORTEST) / first_steps * float(k**round_index)
 
 
 def teacher_times(t: Tensor, dt: float, k: int) -> Tensor:
@@ -62,7 +62,7 @@ def released_teacher_times(t: Tensor, dt: float, k: int) -> Tensor:
 
 
 def targets(log_probs: list[Tensor], states: list[Tensor]) -> Tensor:
-    """The distillation target from the teacher's log-probabilities of each step and the states x_t, x_1', ...: [B, L, V].
+    """The distillation target from the teacher's log-probabilities of each step and its states: [B, L, V].
 
     log_probs   k of them, [B, L, V] each;   states   k + 1 of them, [B, L]; shown positions of the first get 0
     """

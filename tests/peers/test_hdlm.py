@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from golden import needs_golden, peer, same, vectors
+from peer_vectors import needs_golden, peer, same, vectors
 
 from fsdfm.peers import hdlm
 from fsdfm.peers.network import blended_embedding, run
 from fsdfm.peers.transition import clipped
 
-pytestmark = needs_golden
 NONE = torch.zeros(3)
 
 
@@ -22,6 +21,7 @@ def gamma_head(x_t, sigma):
         return run(model, x_t, sigma, embedded=blended_embedding(model, x_t, sigma, gamma=0.1))
 
 
+@needs_golden
 def test_epsilon_logits():
     data = vectors("hdlm_epsilon_forward")
     with torch.no_grad():
@@ -35,6 +35,7 @@ def test_epsilon_logits():
     assert torch.equal(hdlm.hidden_positions(0, 8, 16), data["attention_hidden_first"])
 
 
+@needs_golden
 @pytest.mark.parametrize("tag", ["plain", "one_block", "two_blocks"])
 def test_epsilon_loss(tag):
     data, hybrid = vectors("hdlm_epsilon_loss"), hdlm.EpsilonHybrid(0.1, 1.0)
@@ -61,6 +62,7 @@ def test_epsilon_loss(tag):
     same((weights * entropy).sum() / (3 * active.sum()), data[f"{tag}_loss"], 2e-5, relative=True)
 
 
+@needs_golden
 def test_epsilon_samplers():
     data = vectors("hdlm_epsilon_samplers")
     t, t_next, eta = 1 - float(data["t"]), 1 - float(data["s"]), float(data["eta"])
@@ -68,6 +70,7 @@ def test_epsilon_samplers():
         same(rule.law(data["logits"], data["state"], t, t_next), data[name], 3e-6)
 
 
+@needs_golden
 def test_gamma_logits_and_scores():
     data, hybrid = vectors("hdlm_gamma_forward"), hdlm.GammaHybrid(0.1)
     head = gamma_head(data["x_t"], data["sigma"][:, 0])
@@ -77,6 +80,7 @@ def test_gamma_logits_and_scores():
     same(hybrid.log_score(ragged, data["sigma_ragged"]), data["log_score_ragged"], 2e-5)
 
 
+@needs_golden
 def test_gamma_loss():
     data, hybrid = vectors("hdlm_gamma_loss"), hdlm.GammaHybrid(0.1)
     t = 1 - data["t"].double()
@@ -86,6 +90,7 @@ def test_gamma_loss():
     same(entropy, data["score_entropy"], 2e-4, relative=True)
 
 
+@needs_golden
 def test_gamma_loss_in_training():
     data, hybrid = vectors("hdlm_gamma_loss"), hdlm.GammaHybrid(0.1)
     t = hdlm.BlockSchedule(16, 8).times(16)[int(data["train_step"]) - 1].expand(3, 16)
@@ -98,6 +103,7 @@ def test_gamma_loss_in_training():
     assert bool((data["train_ce_loss"] == 0).all())
 
 
+@needs_golden
 @pytest.mark.parametrize("own", ["network", "one"])
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_gamma_steps(k, own):
@@ -113,6 +119,7 @@ def test_gamma_steps(k, own):
     same(clipped(weights), clipped(theirs), 5e-5)
 
 
+@needs_golden
 @pytest.mark.parametrize(("width", "depth"), [(16, 8), (8, 4), (8, 8)])
 def test_block_schedules(width, depth):
     data, schedule = vectors("hdlm_schedules"), hdlm.BlockSchedule(width, depth)
@@ -122,6 +129,7 @@ def test_block_schedules(width, depth):
     assert schedule.calls(16) == len(schedule.levels(16))
 
 
+@needs_golden
 def test_the_sliding_schedule():
     data, schedule = vectors("hdlm_schedules"), hdlm.SlidingSchedule(4, 8)
     assert torch.equal(schedule.levels(16), data["levels_slide_4_8"])

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from golden import network, needs_golden, peer, same, vectors
+from peer_vectors import needs_golden, network, peer, same, vectors
 
 from fsdfm.peers import mdlm
 from fsdfm.peers.noising import LogLinear
 
-pytestmark = needs_golden
 RAW, EMA = ("mdlm_lightning_w64.ckpt", "mdlm", "raw"), ("mdlm_lightning_w64.ckpt", "mdlm", "ema")
 NONE = torch.zeros(3)
 
 
+@needs_golden
 @pytest.mark.parametrize("kind", ["raw", "ema"])
 def test_logits_and_subs(kind):
     data, model = vectors("mdlm_forward"), peer("mdlm_lightning_w64.ckpt", "mdlm", kind)
@@ -22,6 +22,7 @@ def test_logits_and_subs(kind):
         same(mdlm.subs(logits, data["x"]), data[f"log_p_subs_{kind}"], 2e-5)
 
 
+@needs_golden
 def test_the_hugging_face_file_holds_the_averaged_weights():
     data = vectors("mdlm_forward")
     with torch.no_grad():
@@ -32,6 +33,7 @@ def network_hf():
     return peer("mdlm_hf.safetensors", "mdlm")
 
 
+@needs_golden
 @pytest.mark.parametrize("kind", ["raw", "ema"])
 def test_a_whole_lightning_file_loads_without_running_it(kind):
     data = vectors("mdlm_lightning_full_w32_forward")
@@ -40,6 +42,7 @@ def test_a_whole_lightning_file_loads_without_running_it(kind):
     same(logits, data[f"logits_{kind}_sigma0"], 2e-5)
 
 
+@needs_golden
 def test_the_schedule():
     data, noising = vectors("mdlm_forward"), LogLinear()
     t = 1 - data["schedule_t"].double()
@@ -49,6 +52,7 @@ def test_the_schedule():
     same((noising.rate(t) / torch.expm1(noising.sigma(t)))[some], data["schedule_weight"][some], 2e-5, relative=True)
 
 
+@needs_golden
 @pytest.mark.parametrize(("tag", "time"), [("", False), ("_time", True), ("_T1000", False)])
 def test_the_loss(tag, time):
     data, model = vectors("mdlm_loss"), peer(*RAW)
@@ -66,6 +70,7 @@ def test_the_loss(tag, time):
     same(loss.sum() / data["attention_mask"].sum(), data["loss" + tag][0], 2e-5, relative=True)
 
 
+@needs_golden
 @pytest.mark.parametrize("name", ["ddpm", "ddpm_cache", "analytic"])
 def test_the_laws(name):
     data, model = vectors("mdlm_samplers"), peer(*RAW)
@@ -75,6 +80,7 @@ def test_the_laws(name):
     same(mdlm.Ancestral().law(logits, data["x_t"], t, t + data["dt"].double()), data[f"{name}_next_law"], 3e-6)
 
 
+@needs_golden
 def test_the_last_call():
     data, model = vectors("mdlm_samplers"), peer(*RAW)
     with torch.no_grad():
@@ -87,10 +93,12 @@ def test_the_last_call():
     same(probs[masked], law, 3e-5)
 
 
+@needs_golden
 def test_the_grid():
     grid = 1 - torch.linspace(1, 1e-5, 5, dtype=torch.float64)
     same(1 - grid, vectors("mdlm_samplers")["grid_T4"], 1e-6)
 
 
+@needs_golden
 def test_network_helper_reads_the_config_beside_the_file():
     assert network("mdlm_hf.safetensors", system="mdlm").config.num_heads == 4

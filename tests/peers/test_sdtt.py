@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from golden import needs_golden, peer, same, vectors
+from peer_vectors import needs_golden, peer, same, vectors
 
 from fsdfm.peers import mdlm, sdtt
 from fsdfm.peers.transition import clipped
-
-pytestmark = needs_golden
 
 
 def logits_of(name, x_t):
@@ -15,6 +13,7 @@ def logits_of(name, x_t):
         return peer(f"sdtt_{name}_weights.safetensors", "sdtt")(x_t, torch.zeros(len(x_t)))
 
 
+@needs_golden
 def test_logits():
     data = vectors("sdtt_forward")
     same(logits_of("student", data["x_t"]), data["head"], 2e-5)
@@ -23,6 +22,7 @@ def test_logits():
         same(log_p, data[f"log_p_{name}"], 2e-5)
 
 
+@needs_golden
 def test_the_teachers_steps_and_times_as_released():
     data = vectors("sdtt_targets_k2")
     dt = float(data["dt"])
@@ -38,6 +38,7 @@ def test_the_teachers_steps_and_times_as_released():
         same(law[masked], theirs[masked], 3e-5)
 
 
+@needs_golden
 def test_targets_and_divergences():
     data = vectors("sdtt_targets_k2")
     states = [data["x_t"], data["state_1"], data["state_2"]]
@@ -52,6 +53,7 @@ def test_targets_and_divergences():
         same(sdtt.divergence(student, target, kind), data[f"loss_{kind}"], 2e-5, relative=True)
 
 
+@needs_golden
 @pytest.mark.parametrize("k", [0, 2, 3])
 def test_the_samplers(k):
     data = vectors("sdtt_samplers")
@@ -63,6 +65,7 @@ def test_the_samplers(k):
     same(law, clipped(data[f"analytic_{k}"]), 3e-5)
 
 
+@needs_golden
 def test_the_last_call():
     data = vectors("sdtt_samplers")
     tokens = mdlm.greedy(logits_of("student", data["state_last"]), data["state_last"])

@@ -5,14 +5,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from golden import MDLM, needs_golden, peer, same, vectors
+from peer_vectors import MDLM, needs_golden, peer, same, vectors
 
 from fsdfm.peers import duo, mdlm
 from fsdfm.peers.layouts import ema_order, our_names
 from fsdfm.peers.network import Clock, embed_soft, run
 from fsdfm.peers.noising import LogLinear
 
-pytestmark = needs_golden
 CASES = json.loads((MDLM / "duo_samplers.json").read_text()) if MDLM.is_dir() else []
 
 
@@ -26,6 +25,7 @@ def log_theta(model, x, sigma, soft=None):
         return torch.log_softmax(run(model, x, sigma.float(), embedded=embedded), -1)
 
 
+@needs_golden
 def test_logits():
     data = vectors("duo_forward")
     with torch.no_grad():
@@ -38,6 +38,7 @@ def test_logits():
         same(run(raw(), data["x"], data["sigma"], embedded=soft), data["logits_soft"], 2e-5)
 
 
+@needs_golden
 def test_the_schedule_and_the_clock():
     data, noising = vectors("duo_forward"), LogLinear()
     t = 1 - data["schedule_t"].double()
@@ -46,6 +47,7 @@ def test_the_schedule_and_the_clock():
     assert torch.allclose(data["schedule_dalpha"], torch.tensor(-0.999))
 
 
+@needs_golden
 def test_the_loss():
     data = vectors("duo_loss")
     log_probs = log_theta(raw(), data["x_t"], data["sigma"])
@@ -58,6 +60,7 @@ def test_the_loss():
     same(loss, data["kl_over_dt_check"], 3e-4, relative=True)
 
 
+@needs_golden
 def test_the_gaussian_map():
     data = vectors("duo_gaussian_map")
     for vocab, suffix in ((50257, "_published"), (40, "")):
@@ -70,6 +73,7 @@ def test_the_gaussian_map():
     same((50258 * p - 1) / 50257, data["alpha_as_used_v50258"], 1e-6)
 
 
+@needs_golden
 @pytest.mark.parametrize("tau", ["1e-3", "1e-1"])
 def test_the_curriculum(tau):
     data = vectors("duo_curriculum")
@@ -103,6 +107,7 @@ def teacher_state(data):
     return state
 
 
+@needs_golden
 @pytest.mark.parametrize("tag", ["round1", "round5", "dt0.25"])
 def test_consistency_distillation(tag):
     data = vectors("duo_dcd")
@@ -127,6 +132,7 @@ def test_consistency_distillation(tag):
         same(duo.consistency_loss(student, target, kind), data[f"{tag}.{kind}.loss_per_token"], 2e-5)
 
 
+@needs_golden
 def test_sharing_the_noise_needs_only_its_leading_values():
     data = vectors("duo_dcd")
     x_1, epsilon = data["x_0"], data["epsilon"].double()
@@ -140,6 +146,7 @@ def test_sharing_the_noise_needs_only_its_leading_values():
     same(soft, duo.soft_input(w, 1e-3), 1e-12)
 
 
+@needs_golden
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["tag"])
 def test_the_laws(case):
     data, tag, masked = vectors("duo_samplers"), case["tag"], case["tag"].startswith("mdlm.")
@@ -160,6 +167,7 @@ def test_the_laws(case):
         same(duo.Ancestral(top_p=top_p).probs(logits), data[f"{tag}.x_theta"], 3e-6)
 
 
+@needs_golden
 def test_the_greedy_tail():
     data = vectors("duo_samplers")
     sigma = Clock("sigma")(torch.full((3,), 1 - 1e-5, dtype=torch.float64)).float()
@@ -185,6 +193,7 @@ PSI = {
 }
 
 
+@needs_golden
 @pytest.mark.parametrize("name", PSI)
 def test_psi_schedules(name):
     data = vectors("duo_psi_kappas")

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from golden import MDLM, needs_golden, peer, same, vectors
+from peer_vectors import MDLM, needs_golden, peer, same, vectors
 
 from fsdfm.peers import mdlm, remdm
 
-pytestmark = needs_golden
 CASES = json.loads((MDLM / "remdm_samplers.json").read_text()) if MDLM.is_dir() else []
 
 
@@ -34,6 +33,7 @@ def logits_at(state):
         return data[state], peer("mdlm_hf.safetensors", "mdlm")(data[state], torch.zeros(2))
 
 
+@needs_golden
 @pytest.mark.parametrize("case", [c for c in CASES if "conf" not in c["tag"]], ids=lambda c: c["tag"])
 def test_the_laws(case):
     data, rule = vectors("remdm_samplers"), rule_of(case)
@@ -43,6 +43,7 @@ def test_the_laws(case):
     same(rule.law(logits, x_t, t, t_next), data[f"{case['tag']}.next_law"], 3e-6)
 
 
+@needs_golden
 @pytest.mark.parametrize("case", [c for c in CASES if "conf" in c["tag"]], ids=lambda c: c["tag"])
 def test_confidence(case):
     data, rule = vectors("remdm_samplers"), rule_of(case)
@@ -57,12 +58,14 @@ def test_confidence(case):
     same(after[finite], data[f"{tag}.conf_out"][finite], 3e-6)
 
 
+@needs_golden
 def test_what_the_network_says():
     data = vectors("remdm_samplers")
     x_t, logits = logits_at("x_t")
     same(mdlm.subs(logits, x_t).exp(), data["p_x0"], 3e-6)
 
 
+@needs_golden
 @pytest.mark.parametrize("case", [c for c in CASES if "t_next" in c], ids=lambda c: c["tag"])
 def test_the_correctors_steps(case):
     rule = remdm.Corrector()
@@ -73,6 +76,7 @@ def test_the_correctors_steps(case):
     assert abs((1 - t - step) - case["t_next"]) < 1e-7
 
 
+@needs_golden
 @pytest.mark.parametrize(("steps", "calls"), [(8, 29), (16, 38), (32, 46), (64, 72), (128, 133), (1024, 1025)])
 def test_the_correctors_calls(steps, calls):
     assert len(remdm.Corrector().times(steps)) - 1 == calls

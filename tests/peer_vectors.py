@@ -9,7 +9,7 @@ from safetensors.torch import load_file, safe_open
 
 from fsdfm.peers.layouts import open_layout
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "golden" / "peers"
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "golden" / "peers"
 MDLM, SEDD = FOLDER / "mdlm-remdm-duo", FOLDER / "sedd-sdtt-hdlm"
 
 needs_golden = pytest.mark.skipif(not FOLDER.is_dir(), reason="the originals' vectors are not beside the project")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from golden import needs_golden, peer, same, vectors
+from peer_vectors import needs_golden, peer, same, vectors
 
 from fsdfm.peers import sedd
 from fsdfm.peers.noising import Geometric, LogLinear
 
-pytestmark = [needs_golden, pytest.mark.parametrize("kind", ["absorb", "uniform"])]
+both = pytest.mark.parametrize("kind", ["absorb", "uniform"])
 
 
 def parts(kind):
@@ -15,6 +15,8 @@ def parts(kind):
     return model, (sedd.Rule() if kind == "absorb" else sedd.Rule.uniform())
 
 
+@needs_golden
+@both
 def test_logits_and_scores(kind):
     data, (model, rule) = vectors(f"sedd_{kind}_forward"), parts(kind)
     with torch.no_grad():
@@ -23,6 +25,8 @@ def test_logits_and_scores(kind):
     same(sedd.log_score(head, data["x_t"], data["sigma"], scaled=rule.scaled), data["log_score"], 2e-5)
 
 
+@needs_golden
+@both
 def test_the_schedule(kind):
     data, noising = vectors(f"sedd_{kind}_samplers"), LogLinear() if kind == "absorb" else Geometric()
     t = 1 - data["t"].double()
@@ -30,6 +34,8 @@ def test_the_schedule(kind):
     same(noising.rate(t), data["dsigma"], 2e-5, relative=True)
 
 
+@needs_golden
+@both
 def test_the_loss(kind):
     data, (_, rule) = vectors(f"sedd_{kind}_loss"), parts(kind)
     entropy = rule.graph.score_entropy(data["log_score"], data["x_0"], data["x_t"], sigma=data["sigma"])
@@ -39,6 +45,8 @@ def test_the_loss(kind):
     same(loss, data["loss"], 2e-5 if kind == "absorb" else 1e-4, relative=True)
 
 
+@needs_golden
+@both
 @pytest.mark.parametrize("k", [0, 2, 3])
 def test_the_steps(kind, k):
     data, (model, rule) = vectors(f"sedd_{kind}_samplers"), parts(kind)
@@ -55,6 +63,8 @@ def test_the_steps(kind, k):
     same(rule.graph.euler(scores, x_t, rule.noising.rate(t) * (t_next - t)), data[f"euler_{k}"], 2e-5 * 20)
 
 
+@needs_golden
+@both
 def test_the_last_call(kind):
     data, (_, rule) = vectors(f"sedd_{kind}_samplers"), parts(kind)
     t = torch.tensor(1 - 1e-5, dtype=torch.float64)
