@@ -23,6 +23,7 @@ from fsdfm import run as module
 from fsdfm.checkpoint import causal_over, load_model
 from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
+from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn.journal import JsonLines, duration, tensorboard
 from fsdfm.learn.objective import FewStepObjective, PathObjective
@@ -40,7 +41,7 @@ from fsdfm.run import (
     prepare_corpus,
     train,
 )
-from fsdfm.runtime import Runtime, RuntimeConfig, lock
+from fsdfm.runtime import Runtime, RuntimeConfig
 from small_runs import train_quietly, write_recipe
 
 
@@ -133,18 +134,18 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     linked = ["objective.loss=cross-entropy", "objective.path_below_h=2.0"]
     changes += [*linked, "model.transition_rank=4"]
     start = module.start(load_recipe(few, changes), tmp_path / "child")
-    counted = start.model.links[0] @ start.model.links[1].T
+    counted = start.model.joint.left @ start.model.joint.right.T
     assert counted[ord("c"), ord("a")] > counted[ord("a"), ord("c")] + 0.1  # cats, and hardly an ac
     result, _ = train_silently(few, *changes)
     assert result.finished
     child = load_model(tmp_path / "child")
     assert child.model.config.transition_rank == 4
-    trained = child.model.links[0] @ child.model.links[1].T
+    trained = child.model.joint.left @ child.model.joint.right.T
     assert not torch.allclose(trained, counted)
     again = [*child_of(tmp_path / "child", tmp_path / "next"), *linked]
     for rank in ((), ("model.transition_rank=4",)):
         onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
-        assert torch.equal(onward.model.links[0], child.model.links[0])
+        assert torch.equal(onward.model.joint.left, child.model.joint.left)
     with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has links of rank 4"):
         train_silently(few, *again, "model.transition_rank=5")
     for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
@@ -153,7 +154,7 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     none = module.start(
         load_recipe(few, [*child_of(parent, tmp_path / "none"), "model.transition_rank=0"]), tmp_path / "none"
     )
-    assert none.model.links is None
+    assert none.model.joint is None
 
 
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):
@@ -474,7 +475,7 @@ def test_kill_9_at_twenty_moments_changes_no_bit(tmp_path):
 def test_output_that_cannot_be_written(recipe, tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(ValueError, match="cannot write to .*; choose a folder you may write to"):
+        with pytest.raises(ValueError, match="cannot write to .*; make room there, or choose a folder"):
             train_silently(recipe, f"out={out}")
 
 
@@ -540,6 +541,17 @@ def test_a_trained_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("bpe.*"))
     with pytest.raises(ValueError, match="was made with 300 tokens, not with bpe:310"):
         prepare_corpus(DataConfig(inputs=config.inputs, tokenizer="bpe:310"), tmp_path / "bpe")
+
+
+@pytest.mark.parametrize("name", ["corpus", "*"])
+def test_only_the_tokenizer_that_was_trained_here_is_removed(tmp_path, name):
+    (tmp_path / "text.txt").write_text("a fox and a crow met in the wood " * 20)
+    mine = [tmp_path / file for file in ("corpus.best.tokenizer.json", "x.y.tokenizer.json", "tokenizer.json")]
+    for file in mine:
+        file.write_text("precious")
+    prepare_corpus(DataConfig(inputs=(str(tmp_path / "text.txt"),), tokenizer="bpe:262"), tmp_path / name)
+    assert [file.read_text() for file in mine] == ["precious"] * 3
+    assert len(list(tmp_path.glob("*tokenizer.json"))) == 3
 
 
 def test_metrics_forget_what_a_resumed_run_says_again(tmp_path):

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
-from fsdfm.data import Tokenizer, file_sha256, sync
+from fsdfm.data import Tokenizer
+from fsdfm.files import file_sha256, sync
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
@@ -67,7 +68,7 @@ _LARGEST_TEXT = {
 _LARGEST_HEADER = 2**24  # of a safetensors file
 _AVERAGED = "averaged weights"  # what is stored unless a checkpoint's facts say otherwise
 _RENAMED_KEYS = {"link_rank": "transition_rank"}  # in config.json of earlier checkpoints
-_RENAMED_TENSORS = {"link_tables.": "transitions."}
+_RENAMED_TENSORS = {"link_tables.": "joint."}
 _DTYPES = {  # safetensors' names
     torch.float64: "F64",
     torch.float32: "F32",

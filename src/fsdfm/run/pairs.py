@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
+from fsdfm.files import file_sha256
 from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
 from fsdfm.model.weights import weights_sha256
 from fsdfm.run.build import begin_with, named
@@ -88,7 +89,7 @@ def make_coded_pairs(
     def text(samples: Sequence[int]) -> Tensor:
         return begin_with(first, blocks.rows(samples).x_1)
 
-    about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
+    about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)
@@ -116,7 +117,7 @@ def _fill(
 
 
 def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
-    rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
+    rule, draws = named(flow.RULES, config.jump, "jump"), named(DRAWS, config.draws, "draws")
     if draws is not None and config.jump not in ("exact", "spaced"):
         raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
     return Reflow(
@@ -124,7 +125,7 @@ def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
         bundle.path,
         config.length or bundle.length,
         flow.Grid.uniform(config.steps),
-        jump=rule,
+        rule=rule,
         seed=config.seed,
         first_token=bundle.bos_id,
         filter=None if config.temperature == 1 else flow.Filter(temperature=config.temperature),
