@@ -6,11 +6,16 @@ from copy import deepcopy
 import pytest
 import torch
 from peer_vectors import MDLM, needs_golden, peer, same, vectors
+from peer_worlds import ALL_EVEN, DATA, STATES, UNIFORM, L, V, posterior
 
-from fsdfm.peers import duo, mdlm
+from fsdfm.flow import Independent, SamplerState, advance
+from fsdfm.noise import Noise
+from fsdfm.peers import duo, mdlm, remdm
 from fsdfm.peers.layouts import ema_order, our_names
 from fsdfm.peers.network import Clock, embed_soft, run
 from fsdfm.peers.noising import LogLinear
+from fsdfm.peers.sampling import PEER_RULES, end_law, released_times, tail_grid
+from fsdfm.peers.transition import joint_matrix
 
 CASES = json.loads((MDLM / "duo_samplers.json").read_text()) if MDLM.is_dir() else []
 
@@ -201,3 +206,141 @@ def test_psi_schedules(name):
     times = duo.psi_times(steps, **profile)
     same(1 - times, data[f"{name}.t"], 1e-6)
     same(duo.psi_mixture(times, modes, shares=shares), data[f"{name}.kappa"], 3e-6)
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def say(t):
+    """The ideal network of Duo's objective in every state."""
+    kappa = LogLinear().kappa(t)
+    return duo.leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa)
+
+
+def error(rule, steps, last=None):
+    law = end_law(rule, say, ALL_EVEN, times=released_times(steps, stop=0.0 if last is None else 1e-5), states=STATES)
+    law = law if last is None else law @ joint_matrix(last)
+    return float((law - DATA.flatten()).abs().sum() / 2)
+
+
+def test_the_loss_is_least_at_the_leave_one_out_posterior():
+    """Expected over the data given x_t: its gradient vanishes there, and p_{1|t} has a larger loss."""
+    kappa = torch.tensor(0.4, dtype=torch.float64)
+    truth = posterior(UNIFORM, STATES, kappa)
+
+    def expected(log_probs):
+        losses = [
+            duo.nelbo(log_probs, torch.full_like(STATES, x), STATES, kappa=kappa, kappa_dot=torch.tensor(1.0))
+            for x in range(V)
+        ]
+        return (torch.stack(losses, -1) * truth.exp()).sum(-1)
+
+    logits = duo.leave_one_out(truth, STATES, kappa).requires_grad_()
+    best = expected(torch.log_softmax(logits, -1))
+    (gradient,) = torch.autograd.grad(best.sum(), logits)
+    assert float(gradient.abs().max()) < 1e-9
+    assert bool((expected(truth) >= best - 1e-12).all())
+    assert float((expected(truth) - best).max()) > 0.01
+    assert torch.allclose(duo.to_posterior(logits, STATES, kappa), truth, atol=1e-10)
+
+
+def test_leaving_out_a_token_means_that_it_does_not_matter():
+    kappa = torch.tensor(0.3, dtype=torch.float64)
+    table = duo.leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa).view([V] * L + [L, V])
+    assert torch.allclose(table[0, :, :, 0], table[2, :, :, 0], atol=1e-12)
+
+
+def test_ancestral_converges_and_the_greedy_tail_does_not():
+    errors = [error(duo.Ancestral(), steps) for steps in (8, 16, 32)]
+    assert errors[1] == pytest.approx(errors[0] / 2, rel=0.06)
+    assert errors[2] == pytest.approx(errors[1] / 2, rel=0.06)
+    greedy = torch.nn.functional.one_hot(say(1 - 1e-5).argmax(-1), V).double()
+    assert min(error(duo.Ancestral(), steps, greedy) for steps in (8, 32)) > 0.3
+
+
+def test_ancestral_with_the_plain_posterior_counts_a_token_twice_and_does_not_converge():
+    times = released_times(32, stop=0.0)
+    law = end_law(
+        duo.Ancestral(),
+        lambda t: posterior(UNIFORM, STATES, LogLinear().kappa(t)),
+        ALL_EVEN,
+        times=times,
+        states=STATES,
+    )
+    assert float((law - DATA.flatten()).abs().sum() / 2) > 0.2
+
+
+def test_psi_pays_for_its_corrections_in_few_steps():
+    assert error(duo.Psi(0.0), 16) > 1.5 * error(duo.Psi(1.0), 16)
+    assert error(duo.Psi(0.95), 64) < 2 * error(duo.Psi(1.0), 64)
+
+
+def test_psi_for_masks_is_remdm():
+    """rho = (1 - mixture)(1 - kappa_next)."""
+    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0))
+    x_t, t, t_next = torch.tensor([[0, 4, 4, 2]]), 0.5, 0.75
+    theirs = duo.Psi(0.6, "mask", noising=LogLinear(0.0)).law(logits, x_t, t, t_next)
+    rho = 0.4 * 0.25
+    assert torch.allclose(theirs, remdm.Cap(eta=rho).law(logits, x_t, t, t_next), atol=1e-12)
+
+
+def test_the_gaussian_map_is_the_probability_of_the_arg_max():
+    gamma = torch.tensor([-3.0, -1.0, 1.0]).double()
+    kappa, slope = duo.gaussian_kappa(gamma, 7)
+    step = 1e-5
+    ahead, behind = duo.gaussian_kappa(gamma + step, 7).kappa, duo.gaussian_kappa(gamma - step, 7).kappa
+    assert torch.allclose(slope, (ahead - behind) / (2 * step), atol=1e-8)
+    x_1 = torch.zeros(1, 4000, dtype=torch.int64)
+    leading = duo.leading_noise(x_1, Noise(5), vocab_size=7)
+    for level, expected in zip(gamma, kappa, strict=True):
+        x_t = leading.state(x_1, level[None])
+        assert float((x_t == 0).double().mean()) == pytest.approx(float(expected + (1 - expected) / 7), abs=0.035)
+
+
+def test_leading_noise_has_the_law_of_the_largest_of_many():
+    x_1 = torch.full((1, 3000), 2)
+    leading = duo.leading_noise(x_1, Noise(1), vocab_size=30, k=3)
+    assert bool((leading.values.diff(dim=-1) < 0).all())
+    assert not bool((leading.tokens == 2).any())
+    assert all(len(set(row)) == 3 for row in leading.tokens[0].tolist())
+    dense = torch.randn(3000, 29, generator=torch.Generator().manual_seed(0)).double().topk(3, -1).values
+    assert torch.allclose(leading.values[0].mean(0), dense.mean(0), atol=0.05)
+    shares = torch.bincount(leading.tokens[0, :, 2], minlength=30)
+    assert float((shares / 3000 - 1 / 29).abs()[shares > 0].max()) < 0.015
+    with pytest.raises(ValueError, match="k is 30"):
+        duo.leading_noise(x_1, Noise(1), vocab_size=30, k=30)
+
+
+@pytest.mark.parametrize("name", ["duo", "duo-greedy", "duo-psi"])
+def test_the_rules_draw_from_their_laws(name):
+    rule = PEER_RULES[name]
+    x_t = torch.tensor([[0, 1, 2]]).expand(3000, 3)
+    state = SamplerState(
+        x_t, torch.full((3000,), 0.5).double(), torch.full((3000,), 0.75).double(), UNIFORM.path, Noise(2, range(3000))
+    )
+    said = Independent.of_logits(UNIFORM(x_t, state.t))
+    drawn = advance(state, rule, said)
+    kappa = torch.tensor(0.5, dtype=torch.float64)
+    probs = duo.leave_one_out(UNIFORM(x_t[:1], state.t[:1]), x_t[:1], kappa).exp()
+    law = duo.posterior_law(probs, x_t[:1], kappa_t=kappa, kappa_next=torch.tensor(0.75))
+    if name == "duo-psi":
+        clean = duo.posterior_law(probs, x_t[:1], kappa_t=kappa, kappa_next=torch.tensor(1.0))
+        law = 0.95 * law + 0.05 * (0.75 * clean + 0.25 / 3)
+    for i in range(3):
+        shares = torch.bincount(drawn[:, i], minlength=3) / 3000
+        assert float((shares - law[0, i]).abs().max()) < 0.04
+
+
+def test_a_rule_for_another_source_is_refused():
+    state = SamplerState(torch.zeros(1, 3, dtype=torch.int64), *torch.tensor([[0.5], [0.75]]), UNIFORM.path, Noise(0))
+    with pytest.raises(ValueError, match="for the mask source"):
+        PEER_RULES["remdm-cap"].plan(state)
+    with pytest.raises(ValueError, match="a tail needs at least 2"):
+        tail_grid(1)
+    assert tail_grid(4).steps == 4
+    with pytest.raises(ValueError, match="divergence is 'js'"):
+        duo.consistency_loss(torch.zeros(1, 2), torch.zeros(1, 2), "js")
+    with pytest.raises(ValueError, match="mode is 'often'"):
+        duo.psi_mixture(duo.psi_times(4), ("often",) * 3)
+    with pytest.raises(ValueError, match="mixture is 2"):
+        duo.Psi(2.0)

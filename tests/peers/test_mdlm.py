@@ -3,9 +3,15 @@
 import pytest
 import torch
 from peer_vectors import needs_golden, network, peer, same, vectors
+from peer_worlds import ALL_MASKS, MASKED, MASKED_STATES, L, V, masked_error, masked_logits
 
+from fsdfm.flow import ExactJump, Grid, generalised_kl, sample
+from fsdfm.flow.exact import transition_matrix
+from fsdfm.noise import Noise
 from fsdfm.peers import mdlm
 from fsdfm.peers.noising import LogLinear
+from fsdfm.peers.sampling import Cached, LawRule, end_law, released_times
+from fsdfm.peers.transition import joint_matrix
 
 RAW, EMA = ("mdlm_lightning_w64.ckpt", "mdlm", "raw"), ("mdlm_lightning_w64.ckpt", "mdlm", "ema")
 NONE = torch.zeros(3)
@@ -102,3 +108,66 @@ def test_the_grid():
 @needs_golden
 def test_network_helper_reads_the_config_beside_the_file():
     assert network("mdlm_hf.safetensors", system="mdlm").config.num_heads == 4
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def test_the_law_is_our_exact_rule_for_the_mask_source():
+    """w = (t_next - t)/(1 - t), a redraw from p: the kernel of the frozen posterior."""
+    probs = MASKED.table(0.5)
+    expected = transition_matrix(probs, MASKED.path, ExactJump(), t=0.25, t_next=0.6)
+    ours = joint_matrix(mdlm.Ancestral().law(masked_logits(0), MASKED_STATES, 0.25, 0.6))
+    assert torch.allclose(ours, expected, atol=1e-12)
+
+
+def test_the_nelbo_is_the_generalised_kl_at_kappa_t():
+    log_p = torch.tensor([[-0.7, -1.3]]).double()
+    masked = torch.tensor([[True, False]])
+    ours = mdlm.nelbo(log_p, masked, torch.tensor([0.75]))
+    gap = generalised_kl(log_p, torch.tensor([[-torch.inf, -1.3]]).double(), ~masked, torch.tensor(4.0).double())
+    assert ours[0, 0] == pytest.approx(float(gap[0, 0]))
+    assert ours[0, 1] == 0
+
+
+def test_it_converges_and_halves_its_error_with_twice_the_calls():
+    errors = [masked_error(mdlm.Ancestral(), steps) for steps in (1, 8, 16, 32)]
+    assert errors[0] > 0.2
+    assert errors[2] == pytest.approx(errors[1] / 2, rel=0.05)
+    assert errors[3] == pytest.approx(errors[2] / 2, rel=0.05)
+
+
+def test_the_last_call_of_the_originals_changes_one_position_in_a_hundred_thousand():
+    law = end_law(mdlm.Ancestral(), masked_logits, ALL_MASKS, times=released_times(8), states=MASKED_STATES)
+    left = float(law[(MASKED_STATES == V).any(-1)].sum())
+    assert left == pytest.approx(L * 1e-5, rel=1e-3)
+
+
+@pytest.mark.parametrize("steps", [4, 40])
+def test_calls_are_counted_as_made(steps):
+    network = Cached(lambda x_t, t, h: MASKED(x_t, torch.full_like(t, 0.5)))
+    calls = []
+    for seed in range(60):
+        network.calls = 0
+        noise = Noise(seed)
+        x_0 = torch.full((1, L), V)
+        sample(
+            network,
+            MASKED.path,
+            x_0,
+            grid=Grid(released_times(steps, stop=0.0)),
+            noise=noise,
+            rule=LawRule(mdlm.Ancestral()),
+        )
+        calls.append(network.calls)
+    assert max(calls) <= min(steps, L + 1)
+    # One text: the first call and one after every step but the last that changed it.
+    expected = mdlm.expected_cached_calls(steps, L)
+    assert sum(calls) / 60 == pytest.approx(expected, abs=0.35)
+
+
+def test_times_are_stratified():
+    t = mdlm.stratified_times(torch.full((8,), 0.5))
+    assert torch.allclose(1 - t, 1e-3 + 0.999 * (torch.arange(8) + 0.5).double() / 8)
+    rounded = mdlm.stratified_times(torch.full((8,), 0.5), rounds=4)
+    assert set((1 - rounded).tolist()) == {0.25, 0.5, 0.75, 1.0}

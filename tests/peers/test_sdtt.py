@@ -3,7 +3,9 @@
 import pytest
 import torch
 from peer_vectors import needs_golden, peer, same, vectors
+from peer_worlds import V
 
+from fsdfm.noise import Noise
 from fsdfm.peers import mdlm, sdtt
 from fsdfm.peers.transition import clipped
 
@@ -70,3 +72,57 @@ def test_the_last_call():
     data = vectors("sdtt_samplers")
     tokens = mdlm.greedy(logits_of("student", data["state_last"]), data["state_last"])
     assert torch.equal(tokens, data["greedy_last"])
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def test_the_slip_reveals_about_half_of_what_it_should():
+    """The first of two teacher steps, in noise s: dt/s_0 instead of dt/s, s_0 = s + (1 - s)(s - 2 dt)."""
+    t, dt = torch.tensor([0.2, 0.5, 0.8]).double(), 1 / 1024
+    meant, released = sdtt.teacher_times(t, dt, 2)[0], sdtt.released_teacher_times(t, dt, 2)[0]
+    assert torch.allclose(meant, t)
+    share = (1 - meant) / (1 - released)
+    assert torch.allclose(share, 1 / (2 - (1 - t)), atol=5e-3)
+
+
+def test_times_as_meant_are_those_a_sampler_visits():
+    t = torch.tensor([0.25, 0.9]).double()
+    assert torch.allclose(sdtt.teacher_times(t, 0.125, 3)[:, 0], torch.tensor([0.25, 0.375, 0.5]).double())
+    assert float(sdtt.teacher_times(t, 0.125, 3).max()) == 1 - 1e-5
+
+
+def test_a_rollout_asks_k_times_and_remembers_the_step_of_revealing():
+    asked = []
+
+    def teacher(x_t, t):
+        asked.append(t)
+        return torch.full((*x_t.shape, V + 1), float(len(asked))).index_fill(-1, torch.tensor([0]), 0.0)
+
+    x_t = torch.tensor([[V, V, 1]]).expand(200, 3)
+    times = sdtt.teacher_times(torch.full((200,), 0.5).double(), 0.25, 2)
+    rollout = sdtt.roll_out(teacher, x_t, times, dt=0.25, noise=Noise(0, range(200)))
+    assert len(asked) == 2
+    first = (rollout.states[1] != V) & (x_t == V)
+    target = rollout.target
+    assert torch.equal(target[first], rollout.log_probs[0][first])
+    later = (rollout.states[1] == V) & (x_t == V)
+    assert torch.equal(target[later], rollout.log_probs[1][later])
+    assert bool((target[:, 2] == 0).all())
+    assert float(first[:, :2].double().mean()) == pytest.approx(0.5, abs=0.1)
+    assert not bool((rollout.states[2] == V).any())  # the second step ends at t = 1
+
+
+def test_rounds_double():
+    assert sdtt.round_step(0) == pytest.approx((1 - 1e-5) / 1024)
+    assert sdtt.round_step(6) == pytest.approx((1 - 1e-5) / 16)
+
+
+@pytest.mark.parametrize("kind", ["kl-bwd", "kl-fwd", "mse", "tvd"])
+def test_divergences_vanish_where_student_and_target_agree(kind):
+    log_p = torch.log_softmax(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).double(), -1)
+    other = torch.log_softmax(torch.zeros(5, 7).double(), -1)
+    assert float(sdtt.divergence(log_p, log_p, kind)) == pytest.approx(0, abs=1e-12)
+    assert float(sdtt.divergence(log_p, other, kind)) > 0.01
+    with pytest.raises(ValueError, match="divergence is 'js'"):
+        sdtt.divergence(log_p, log_p, "js")

@@ -220,7 +220,7 @@ def _guess_system(names: Mapping[str, Any], path: Path) -> System:
     said = f"{path.resolve().parent.name}/{path.name}".lower()
     for system in get_args(System):
         if system.partition("-")[0] in said:
-            return system if system != "sedd-uniform" else "sedd-absorb"  # type: ignore[no-any-return]
+            return system
     raise ValueError(
         f"{path} has the tensors of MDLM, Duo, SEDD and SDTT alike; put its config.json beside it, or say which: "
         f"{', '.join(get_args(System))}"

@@ -66,9 +66,8 @@ def greedy(logits: Tensor, x_t: Tensor) -> Tensor:
 
 
 def expected_cached_calls(steps: int, length: int) -> float:
-    """Calls of the cached sampler for one text, the last one included: T (1 - (1 - 1/T)^L) + 1.
+    """Calls of the cached sampler for one text: 1 + (T - 1)(1 - (1 - 1/T)^L); the originals' last call is one more.
 
-    A step asks the network only if the step before changed a token; the first always asks, and a step changes nothing
-    with probability (1 - 1/T)^L.
+    The first step asks; a later one only if the step before it changed a token, which it does not with (1 - 1/T)^L.
     """
-    return steps * (1 - (1 - 1 / steps) ** length) + 1
+    return 1 + (steps - 1) * (1 - (1 - 1 / steps) ** length)

@@ -49,13 +49,15 @@ class Clock:
 
 def embed_soft(model: DiT, weights: Tensor) -> Tensor:
     """The mean embedding of weights over the vocabulary: [B, L, V] -> [B, L, C]."""
-    return weights.to(model.embedding.weight.dtype) @ model.embedding.weight
+    mean: Tensor = weights.to(model.embedding.weight.dtype) @ model.embedding.weight
+    return mean
 
 
 def embed_sparse(model: DiT, tokens: Tensor, weights: Tensor) -> Tensor:
     """The same for weights at a few tokens: [B, L, k] twice -> [B, L, C]."""
     vectors = model.embedding(tokens)
-    return (weights[..., None].to(vectors) * vectors).sum(-2)
+    mean: Tensor = (weights[..., None].to(vectors) * vectors).sum(-2)
+    return mean
 
 
 def blended_embedding(model: DiT, x_t: Tensor, sigma: Tensor, *, gamma: float) -> Tensor:
@@ -91,7 +93,8 @@ def _block(block: AdaptiveBlock, x: Tensor, c: Tensor, *, rotary: Rotary, hidden
     y = _attention(block, block.norm_attention(x, shift_a, scale_a), rotary=rotary, hidden=hidden)
     x = x + gate_a * F.dropout(y, block.dropout, block.training)
     y = block.mlp(block.norm_mlp(x, shift_m, scale_m))
-    return x + gate_m * F.dropout(y, block.dropout, block.training)
+    out: Tensor = x + gate_m * F.dropout(y, block.dropout, block.training)
+    return out
 
 
 def _attention(block: AdaptiveBlock, x: Tensor, *, rotary: Rotary, hidden: Tensor | None) -> Tensor:
