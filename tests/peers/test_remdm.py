@@ -134,9 +134,7 @@ def test_forward_and_backward_leaves_masks_and_our_rule_does_not():
         assert not bool((x_1 == V).any())
 
 
-@pytest.mark.parametrize(
-    "bad", [lambda: remdm.Cap(eta=1.5), lambda: remdm.Cap(top_p=0), lambda: remdm.Loop(begin=0.97)]
-)
+@pytest.mark.parametrize("bad", [{"eta": 1.5}, {"top_p": 0.0}, {"begin": 0.97}, {"level": 1.0}])
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match="allowed are"):
-        bad()
+        remdm.Loop(**bad)

@@ -218,7 +218,8 @@ def _guess_system(names: Mapping[str, Any], path: Path) -> System:
     if "output_layer.adaLN_modulation.weight" not in names:
         return "hdlm-gamma"
     said = f"{path.resolve().parent.name}/{path.name}".lower()
-    for system in get_args(System):
+    systems: tuple[System, ...] = get_args(System)
+    for system in systems:
         if system.partition("-")[0] in said:
             return system
     raise ValueError(

@@ -64,7 +64,8 @@ def blended_embedding(model: DiT, x_t: Tensor, sigma: Tensor, *, gamma: float) -
     """gamma-HDLM's input: e^(-gamma sigma) E[x] + (1 - e^(-gamma sigma)) E[mask], sigma [B] or [B, L]."""
     kept = torch.exp(-gamma * sigma).to(model.embedding.weight.dtype)
     kept = (kept[:, None] if kept.ndim == 1 else kept)[..., None]
-    return kept * model.embedding(x_t) + (1 - kept) * model.embedding.weight[-1]
+    blend: Tensor = kept * model.embedding(x_t) + (1 - kept) * model.embedding.weight[-1]
+    return blend
 
 
 def run(model: DiT, x_t: Tensor, s: Tensor, *, embedded: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:

@@ -173,12 +173,12 @@ class ConfidenceRule(LawRule):
 
     def _remembered(self, state: SamplerState, plan: Plan, posterior: Posterior, x_next: Tensor) -> Tensor:
         """-p where a token was revealed, -inf where one was masked, elsewhere as before."""
-        mask = state.path.source.mask_token
+        mask = state.x_t.new_tensor(state.path.source.mask_token)
         x_t, after = state.x_t.flatten(), x_next.flatten()
-        confidence = torch.where(after.eq(mask), -torch.inf, state.memory["confidence"].flatten())
+        confidence = torch.where(after == mask, -torch.inf, state.memory["confidence"].flatten())
         for rows, logits in _tiles(posterior, plan.rows):
             chosen = torch.softmax(_filtered(logits, state), -1).gather(-1, after[rows][:, None])[:, 0]
-            revealed = x_t[rows].eq(mask) & after[rows].ne(mask)
+            revealed = (x_t[rows] == mask) & (after[rows] != mask)
             confidence[rows] = torch.where(revealed, -chosen, confidence[rows])
         return confidence.view_as(state.x_t)
 
