@@ -33,7 +33,7 @@ def ask(name, *, t=0.25, h=0.5, batch=3, jump=None, average=None, seed=0):
 
 
 def log_probs(target, count):
-    return target.log_probs(slice(0, count), temperature=1.0, forbidden=None)
+    return target.log_probs(slice(0, count), forbidden=None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_target_does_not_depend_on_its_batch():
     one = ShortcutTeacher(TABLEAUS["rk4"]).target(
         model, path, x_t, t=torch.tensor([0.25]).double(), h=torch.tensor([0.5]).double(), noise=noise
     )
-    assert torch.allclose(log_probs(one, 5), whole.log_probs(slice(10, 15), temperature=1.0, forbidden=None), atol=1e-6)
+    assert torch.allclose(log_probs(one, 5), whole.log_probs(slice(10, 15), forbidden=None), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,8 @@ def test_impossible_tableaus_are_errors(bad):
 
 def test_states_enumerate():
     assert len(all_states(3, 2)) == 9
+
+
+def test_bad_temperature_is_an_error():
+    with pytest.raises(ValueError, match="allowed"):
+        ShortcutTeacher(TABLEAUS["rk2"], temperature=0)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import ablating, bench, evaluating, planning, reporting, studies, training, writing
+from fsdfm.cli import ablating, bench, evaluating, planning, recipes, reporting, studies, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
@@ -55,9 +55,8 @@ for command in (
     writing.repair,
     training.train,
     training.prepare,
-    training.convert,
     training.export,
-    training.couple,
+    training.reflow,
     planning.plan,
     evaluating.evaluate,
     ablating.ablate,
@@ -69,4 +68,5 @@ for command in (
 ):
     app.command()(command)
 app.command("import")(training.import_weights)
+app.add_typer(recipes.app, name="recipe")
 app.add_typer(bench.app, name="bench")

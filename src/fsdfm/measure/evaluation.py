@@ -64,7 +64,7 @@ class Request:
     model: str | None = None
     judge: str | None = None
     held_out: str | None = None
-    separator: str | None = "<|endoftext|>"
+    separator: str = texts.SEPARATOR
     field: str = "text"
     begin: Begin = "document"
     training: tuple[str, ...] = ()
@@ -357,7 +357,7 @@ def _corpus(inputs: tuple[str, ...], request: Request, tokenizer: texts.Tokenize
     """A prepared corpus, or text made into one that lasts as long as the run."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return texts.Corpus.open(inputs[0], tokenizer)
-    documents = texts.open_documents(inputs, request.separator or None, request.field)
+    documents = texts.open_documents(inputs, request.separator, request.field)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fsdfm-")))
     return texts.prepare(documents, tokenizer, folder / "corpus", progress=False)
 
