@@ -102,6 +102,7 @@ class ModelSection:
     cond_width: int | None = None
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
+    add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
     def __post_init__(self) -> None:

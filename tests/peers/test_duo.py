@@ -9,6 +9,7 @@ from peer_vectors import MDLM, needs_golden, peer, same, vectors
 from peer_worlds import ALL_EVEN, DATA, STATES, UNIFORM, L, V, posterior
 
 from fsdfm.flow import Independent, SamplerState, advance
+from fsdfm.flow.reading import from_leave_one_out, leave_one_out
 from fsdfm.noise import Noise
 from fsdfm.peers import duo, mdlm, remdm
 from fsdfm.peers.layouts import ema_order, our_names
@@ -214,7 +215,7 @@ def test_psi_schedules(name):
 def say(t):
     """The ideal network of Duo's objective in every state."""
     kappa = LogLinear().kappa(t)
-    return duo.leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa)
+    return leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa)
 
 
 def error(rule, steps, last=None):
@@ -235,18 +236,18 @@ def test_the_loss_is_least_at_the_leave_one_out_posterior():
         ]
         return (torch.stack(losses, -1) * truth.exp()).sum(-1)
 
-    logits = duo.leave_one_out(truth, STATES, kappa).requires_grad_()
+    logits = leave_one_out(truth, STATES, kappa).requires_grad_()
     best = expected(torch.log_softmax(logits, -1))
     (gradient,) = torch.autograd.grad(best.sum(), logits)
     assert float(gradient.abs().max()) < 1e-9
     assert bool((expected(truth) >= best - 1e-12).all())
     assert float((expected(truth) - best).detach().max()) > 0.01
-    assert torch.allclose(duo.to_posterior(logits, STATES, kappa), truth, atol=1e-10)
+    assert torch.allclose(from_leave_one_out(logits, STATES, kappa), truth, atol=1e-10)
 
 
 def test_leaving_out_a_token_means_that_it_does_not_matter():
     kappa = torch.tensor(0.3, dtype=torch.float64)
-    table = duo.leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa).view([V] * L + [L, V])
+    table = leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa).view([V] * L + [L, V])
     assert torch.allclose(table[0, :, :, 0], table[2, :, :, 0], atol=1e-12)
 
 
@@ -321,7 +322,7 @@ def test_the_rules_draw_from_their_laws(name):
     said = Independent.of_logits(UNIFORM(x_t, state.t))
     drawn = advance(state, rule, said)
     kappa = torch.tensor(0.5, dtype=torch.float64)
-    probs = duo.leave_one_out(UNIFORM(x_t[:1], state.t[:1]), x_t[:1], kappa).exp()
+    probs = leave_one_out(UNIFORM(x_t[:1], state.t[:1]), x_t[:1], kappa).exp()
     law = duo.posterior_law(probs, x_t[:1], kappa_t=kappa, kappa_next=torch.tensor(0.75))
     if name == "duo-psi":
         clean = duo.posterior_law(probs, x_t[:1], kappa_t=kappa, kappa_next=torch.tensor(1.0))

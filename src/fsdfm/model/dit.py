@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import Chain, ChainCRF, Posterior, SplitNetwork, crf_posterior, network_posterior
+from fsdfm.flow.posterior import independent_posterior
+from fsdfm.flow.reading import reading_hook
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
@@ -28,9 +30,12 @@ from fsdfm.model.layers import (
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
 ConditioningName = Literal["time", "step", "fused"]
+ClockName = Literal["time", "none", "sigma"]
+ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
 SINUSOID_WIDTH = 256
 SINUSOID_BASE = 10000.0
+SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,8 @@ class ModelConfig(StackConfig):
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
     transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
+    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa at kappa = t
+    says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -58,6 +65,11 @@ class ModelConfig(StackConfig):
             or self.transition_rank < 0
         ):
             raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
+        for name, allowed in (("clock", get_args(ClockName)), ("says", get_args(ReadingName))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, allowed))}")
+        if self.says != "posterior" and self.transition_rank:
+            raise ValueError(f"says is {self.says!r}, but transitions need logits of the posterior; leave one out")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -197,6 +209,41 @@ class TransitionTables(nn.Module):
         return chain.log_prob(x_1, scored=real)
 
 
+class Reading(nn.Module):
+    """The head of a network whose outputs are no logits of p_{1|t}: it makes them so, position by position."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def posterior(
+        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
+    ) -> Posterior:
+        """The network's outputs, read."""
+        said = independent_posterior(network, x_t, t, h=h, rows=rows)
+        return said.changed(reading_hook(self.name), x_t, t=t, t_next=t + h)
+
+    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
+        """Asked for by objectives that train logits of p_{1|t}, which this network has not."""
+        raise ValueError(
+            f"this network says {self.name}, not p_1|t; train it with the objective that it was trained with"
+        )
+
+
+def _joint_head(config: ModelConfig) -> TransitionTables | Reading | None:
+    """What stands between the logits and the posterior, if anything."""
+    if config.says != "posterior":
+        return Reading(config.says)
+    return TransitionTables(config) if config.transition_rank else None
+
+
+def _told(clock: ClockName, t: Tensor) -> Tensor:
+    """What the network is told at time t: t, 0, or sigma = -ln(epsilon + (1 - epsilon) t) with epsilon = 1e-3."""
+    if clock == "time":
+        return t
+    return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
+
+
 class DiT(nn.Module):
     """A bidirectional transformer with rotary attention and adaptive LayerNorm: logits [B, L, V] of p_{1|t}.
 
@@ -222,30 +269,40 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
-        self.joint = TransitionTables(config) if config.transition_rank else None
+        self.joint = _joint_head(config)
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
-        if self.joint is not None:
+        if isinstance(self.joint, TransitionTables):
             self.joint.initialise(seed + 2)
 
     def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
         """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
         return network_posterior(self, x_t, t, h=h, rows=rows)
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
+    def trunk(
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        *,
+        rows: Tensor | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
+
+        embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
         """
-        conditions = self.conditioning(t, h)
+        conditions = self.conditioning(_told(self.config.clock, t), h)
         length = x_t.shape[1]
         if rows is not None and self.config.next_token:
             rows = torch.where(rows % length > 0, rows - 1, rows)
         rotary = self._rotary(length, x_t.device)
-        x = self.embedding(x_t)
+        x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
             x = block(x, c, rotary)
         x = self.blocks[-1](x, conditions[-2], rotary, rows)
@@ -297,9 +354,22 @@ class DiT(nn.Module):
                 f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
             )
         child = self._grown("joint.", 0, transition_rank=left.shape[1])
-        assert child.joint is not None
+        assert isinstance(child.joint, TransitionTables)
         child.joint.load_state_dict({"left": left, "right": right})
         return child
+
+    @torch.no_grad()
+    def with_mask(self) -> DiT:
+        """A child with one token more, the mask: embedded as the mean of all tokens, its output 0."""
+        child = DiT(replace(self.config, vocab_size=self.config.vocab_size + 1, transition_rank=0))
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith("joint.")}
+        table = state["embedding.weight"]
+        state["embedding.weight"] = torch.cat([table, table.mean(0, keepdim=True)])
+        for name in ("head.weight", "head.bias"):
+            if name in state:
+                state[name] = torch.cat([state[name], torch.zeros_like(state[name][:1])])
+        child.load_state_dict(state)
+        return child.to(table).train(self.training)
 
     def _grown(self, part: str, seed: int, **changes: Any) -> DiT:
         """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""

@@ -1,9 +1,11 @@
 """Duo (Sahoo et al. 2025, arXiv 2506.10892; Psi samplers 2602.21185): uniform-state diffusion born of a Gaussian one.
 
-Noise: with probability 1 - kappa a position shows a uniform token of all V. x_theta = softmax(logits) is p_{1|t}. The
-NELBO is the limit of KL(q(x_s | x_t, x_1) || q(x_s | x_t, x_theta)) per time. The discrete noise is the arg-max of a
-Gaussian diffusion of one-hots, w = a e_x + s eps, which gives a curriculum (soft inputs) and a coupling of two times by
-one eps: discrete consistency distillation (DCD). The network is told sigma = -ln kappa.
+Noise: with probability 1 - kappa a position shows a uniform token of all V. The NELBO is the limit of
+KL(q(x_s | x_t, x_1) || q(x_s | x_t, x_theta)) per time. x_theta = softmax(logits) stands where a prior stands, which
+q weighs by the likelihood of x_t once more, so the NELBO is least not at p_{1|t} but at the leave-one-out posterior,
+what all *other* positions know of a token (`fsdfm.flow.reading` has the way there and back). The discrete noise is the
+arg-max of a Gaussian diffusion of one-hots, w = a e_x + s eps, which gives a curriculum (soft inputs) and a coupling of
+two times by one eps: discrete consistency distillation (DCD). The network is told sigma = -ln kappa.
 
     ancestral     q_{s|t} with x_theta in the place of the data
     greedy tail   one more call at t = 1 - 1e-5 and the arg-max of x_theta everywhere (the paper says of the posterior)
@@ -36,13 +38,11 @@ __all__ = [
     "diffuse",
     "gaussian_kappa",
     "leading_noise",
-    "leave_one_out",
     "nelbo",
     "posterior_law",
     "psi_mixture",
     "psi_times",
     "soft_input",
-    "to_posterior",
 ]
 
 Divergence = Literal["kl-bwd", "kl-fwd"]
@@ -76,28 +76,6 @@ def nelbo(log_probs: Tensor, x_1: Tensor, x_t: Tensor, *, kappa: Tensor, kappa_d
         - ((vocab - 1) * ratio * same - other / ratio) * torch.log(ratio)
     )
     return -kappa_dot / (vocab * kappa) * braces
-
-
-def leave_one_out(log_posterior: Tensor, x_t: Tensor, kappa: Tensor) -> Tensor:
-    """log x_theta from log p_{1|t}: what is known of a token from all the *other* positions: [B, L, V].
-
-    The NELBO puts x_theta where a prior stands: q_{s|t}(. | x_t, x_theta) weighs it by the likelihood
-    K(x_t | v) = kappa [v = x_t] + (1-kappa)/V once more. Its minimiser is therefore not p_{1|t}(v) but
-    p_{1|t}(v) / K(x_t | v), normalised: the posterior without the position's own token.
-    """
-    return torch.log_softmax(log_posterior - _log_likelihood(log_posterior, x_t, kappa), -1)
-
-
-def to_posterior(log_probs: Tensor, x_t: Tensor, kappa: Tensor) -> Tensor:
-    """log p_{1|t} from Duo's log x_theta, the inverse of `leave_one_out`: what every other sampler here asks for."""
-    return torch.log_softmax(log_probs + _log_likelihood(log_probs, x_t, kappa), -1)
-
-
-def _log_likelihood(like: Tensor, x_t: Tensor, kappa: Tensor) -> Tensor:
-    """ln K(x_t | v) but for a constant: ln(1 + V kappa/(1-kappa)) at the shown token, 0 elsewhere."""
-    kappa = column(kappa)
-    own = torch.log1p(like.shape[-1] * kappa / (1 - kappa)).expand_as(x_t)[..., None]
-    return torch.zeros_like(like).scatter(-1, x_t[..., None], own.to(like))
 
 
 # --- the Gaussian underneath ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fsdfm.flow import RULES, Grid, Plan, Posterior, SamplerState, StepRule
 from fsdfm.flow.posterior import Denoiser, LogitsFunction, SplitNetwork, posterior_of
+from fsdfm.flow.reading import leave_one_out
 from fsdfm.flow.schedule import Time
 from fsdfm.noise import Purpose
 from fsdfm.peers import duo, hdlm, remdm, sedd
@@ -216,7 +217,7 @@ class DuoRule(LawRule):
         t, t_next = state.t[sample], state.t_next[sample]
         now, then = (state.path.schedule.kappa(time).to(rows.device) for time in (t, t_next))
         x_t = state.x_t.flatten()[rows][:, None]
-        log_theta = duo.leave_one_out(logits.to(torch.float64)[:, None], x_t, now)
+        log_theta = leave_one_out(logits.to(torch.float64), x_t[:, 0], now)[:, None]
         probs = torch.softmax(_filtered(log_theta[:, 0], state), -1)[:, None]
         law = duo.posterior_law(probs, x_t, kappa_t=now, kappa_next=then)
         if self.mixture < 1:

@@ -25,7 +25,7 @@ from fsdfm.peers.transition import draw_tokens
 __all__ = [
     "Divergence",
     "Rollout",
-    "divergence",
+    "divergences",
     "released_teacher_times",
     "roll_out",
     "round_step",
@@ -104,8 +104,8 @@ def roll_out(teacher: Network, x_t: Tensor, times: Tensor, *, dt: float, noise: 
     return Rollout(times, log_probs, states)
 
 
-def divergence(log_student: Tensor, log_target: Tensor, kind: Divergence = "kl-bwd") -> Tensor:
-    """The loss of masked positions, their mean: log-probabilities [N, V] each.
+def divergences(log_student: Tensor, log_target: Tensor, kind: Divergence = "kl-bwd") -> Tensor:
+    """The loss of every masked position, from log-probabilities [N, V] each: [N].
 
         kl-bwd   sum_y p_student (ln p_student - target)          theirs, published as `kld`
         kl-fwd   sum_y e^target (target - ln p_student)
@@ -117,17 +117,11 @@ def divergence(log_student: Tensor, log_target: Tensor, kind: Divergence = "kl-b
     """
     gap = log_student - log_target
     if kind == "kl-bwd":
-        return _expected(log_student, gap).mean()
+        return (log_student.exp() * gap).sum(-1)
     if kind == "kl-fwd":
-        return _expected(log_target, -gap).mean()
+        return -(log_target.exp() * gap).sum(-1)
     if kind == "mse":
-        return gap.square().mean()
+        return gap.square().mean(-1)
     if kind == "tvd":
-        return gap.abs().sum(-1).mean()
+        return gap.abs().sum(-1)
     raise ValueError(f"divergence is {kind!r}; allowed are {', '.join(get_args(Divergence))}")
-
-
-def _expected(log_p: Tensor, values: Tensor) -> Tensor:
-    """sum_y p_y values_y, 0 where p_y is 0 whatever the value: [N]."""
-    p = log_p.exp()
-    return torch.where(p > 0, p * values, 0.0).sum(-1)

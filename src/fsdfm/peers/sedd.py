@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from fsdfm.flow.reading import from_uniform_scores, uniform_scores
 from fsdfm.flow.schedule import Time
 from fsdfm.peers.noising import Geometric, LogLinear, Noising, column
 from fsdfm.peers.transition import clipped
@@ -147,19 +148,11 @@ class Uniform:
 
     def scores(self, probs: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """s_y = 1 + p(y)(1/rho - 1) - p(x_t)(1 - rho)."""
-        rho = self._own_ratio(sigma, probs.shape[-1])[..., None]
-        own = probs.gather(-1, x_t[..., None])
-        return (1 + probs * (1 / rho - 1) - own * (1 - rho)).scatter(-1, x_t[..., None], 1.0)
+        return uniform_scores(probs, x_t, torch.exp(-column(sigma)))
 
     def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """Solved for p: the sum over y != x_t gives p(x_t), then each p(y); negative ones are cut."""
-        vocab = scores.shape[-1]
-        rho = self._own_ratio(sigma, vocab)[..., None]
-        others = scores.scatter(-1, x_t[..., None], 0.0).sum(-1, keepdim=True)
-        gain, loss = 1 / rho - 1, 1 - rho
-        own = (vocab - 1 + gain - others) / (gain + (vocab - 1) * loss)
-        probs = ((scores - 1 + own * loss) / gain).scatter(-1, x_t[..., None], own)
-        return clipped(probs)
+        """Solved for p; negative ones are cut."""
+        return from_uniform_scores(torch.log(scores), x_t, torch.exp(-column(sigma))).exp()
 
 
 @dataclass(frozen=True)
