@@ -2,7 +2,8 @@
 
     python examples/own_loop.py
 
-A network of 60,000 weights learns nursery lines letter by letter and writes 24 letters in 2, 4 and 16 calls.
+A network of 60,000 weights learns lines such as "cat on mat." letter by letter, in which the first word decides the last
+one, and writes them in 1, 2, 4 and 16 calls.
 """
 
 import copy
@@ -14,25 +15,24 @@ from fsdfm.flow import path_loss
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Purpose
 
-TEXT = "the cat sat on the mat. the dog sat on the log. the rat sat on the hat. the fox sat on the box. " * 4
-LETTERS = sorted(set(TEXT))
-STEPS, BATCH, LENGTH = 250, 32, 24
+LINES = [f"{one} on {two}." for one, two in (("cat", "mat"), ("dog", "log"), ("rat", "hat"), ("fox", "box"))]
+LETTERS = sorted(set("".join(LINES)))
+STEPS, BATCH, LENGTH = 300, 64, len(LINES[0])
 SIZES = 2.0 ** -torch.arange(4, -1, -1, dtype=torch.float64)  # h = 1/16, 1/8, 1/4, 1/2, 1
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    tokens = torch.tensor([LETTERS.index(letter) for letter in TEXT])
+    lines = torch.tensor([[LETTERS.index(letter) for letter in line] for line in LINES])
     path = MixturePath(UniformSource(len(LETTERS)))
     sizes = {"width": 48, "num_blocks": 2, "num_heads": 2, "cond_width": 32}
     model = DiT(ModelConfig(vocab_size=len(LETTERS), conditioning="step", dropout=0.0, **sizes))
     ema = copy.deepcopy(model).requires_grad_(False).eval()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for step in range(STEPS):
         noise = Noise(0, range(step * BATCH, (step + 1) * BATCH))  # all randomness has an address: seed, sample
-        first = noise.integers(Purpose.DATA, 1, len(tokens) - LENGTH)
-        x_1 = tokens[first + torch.arange(LENGTH)]
+        x_1 = lines[noise.integers(Purpose.DATA, 1, len(lines))[:, 0]]
         x_0 = path.source.sample(noise, LENGTH)
         h = SIZES[(torch.arange(BATCH) * 8 // BATCH - 3).clamp(min=0)]  # half of the rows take the smallest step
         t = torch.floor(noise.uniform(Purpose.TIME, 1)[:, 0] / h) * h  # a time that a sampler of steps h visits
@@ -47,11 +47,11 @@ def main() -> None:
         optimiser.step()
         with torch.no_grad():
             for mine, theirs in zip(ema.parameters(), model.parameters(), strict=True):
-                mine.lerp_(theirs, 0.02)
-        if (step + 1) % 50 == 0:
+                mine.lerp_(theirs, 0.1)
+        if (step + 1) % 100 == 0:
             print(f"step {step + 1}  loss {loss.item():.3f}")
     noise = Noise(1, range(2))
-    for calls in (2, 4, 16):
+    for calls in (1, 2, 4, 16):
         x_0 = path.source.sample(noise, LENGTH)
         texts = sample(ema, path, x_0, grid=Grid.uniform(calls), rule=ExactJump(), noise=noise)
         print(f"{calls:3d} calls:", *["".join(LETTERS[i] for i in row) for row in texts.tolist()], sep="  |  ")

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
-from lessons import BATCH, VOCAB, batch_of, gradients, states
+from lessons import BATCH, LENGTH, VOCAB, batch_of, gradients, states
 from networks import MixerNet
 
 from fsdfm.data import TrainingBatch
@@ -147,3 +149,41 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
     asked.clear()
     objective(model, TrainingBatch(whole.x_1[:8], size=BATCH), noise[:8], training_step=0, ema=teacher)
     assert not asked  # one process asks only for what it needs
+
+
+def test_the_strata_move_from_step_to_step():
+    """One row per batch takes every step size as often as the policy says, over the training steps."""
+    objective = FewStepObjective(MixturePath(UniformSource(VOCAB)), weights=POLICIES["PU"])
+    drawn = torch.cat([objective.draw_step_sizes(Noise(0, [0]), step, 1) for step in range(1100)])
+    counts = torch.stack([(drawn == h).sum() for h in objective.step_sizes])
+    assert float(counts.min()) > 60  # of 100 expected
+    assert float(counts.max()) < 140
+
+
+def test_the_teachers_own_steps_leave_alone_what_is_given():
+    path, model, seen = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB), []
+
+    class Watched(MixerNet):
+        def trunk(self, x_t, t, h):
+            seen.append(x_t)
+            return super().trunk(x_t, t, h)
+
+    given = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    given[:, ::2] = True
+    batch, noise = batch_of(path, given=given)
+    sizes = torch.tensor([0.5], dtype=torch.float64)
+    objective = FewStepObjective(path, step_sizes=sizes)
+    objective(model, batch, noise, training_step=0, ema=Watched(VOCAB, seed=1))
+    assert len(seen) == 4
+    assert all(torch.equal(state[given], batch.x_1[given]) for state in seen)
+    assert not torch.equal(seen[0], seen[1]), "what is not given has moved"
+
+
+def test_without_a_teacher_every_step_size_takes_the_path_loss_and_nobody_is_asked():
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    objective = FewStepObjective(path, weights=POLICIES["PU"], teacher=None)
+    outcome = objective(model, replace(batch, processes=2), noise, training_step=0, ema=None)
+    assert set(outcome.logs) == {"loss", "path_loss", "exit_rate"}
+    assert len(set(outcome.h.tolist())) == 11
+    assert (objective.teacher_share, FewStepObjective(path).teacher_share) == (0.0, pytest.approx(1 / 3))

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from lessons import BATCH, LENGTH, VOCAB, batch_of, gradients, states
@@ -157,3 +159,28 @@ def test_turns_are_spaced_in_a_share_of_the_rows(share):
         spaced = ((counts >= 1) & (counts <= 3)).all(1)
         assert abs(float(spaced.double().mean()) - share) < 0.08
         assert abs(float(shown.double().mean()) - 0.4) < 0.02
+
+
+def test_the_scalar_of_the_last_step_is_the_redraws_per_time():
+    """gbar is infinite at t + h = 1; w / h with w = 1 takes its place, and everywhere else it is G / h."""
+    path = MixturePath(UniformSource(VOCAB))
+    h = torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=torch.float64)
+    t = torch.tensor([0.75, 0.5, 0.0, 0.5], dtype=torch.float64)
+    expected = [4.0, 2.0, 1.0, math.log(0.5 / 0.25) / 0.25]
+    assert path_module._path_scalar(path, t, h).tolist() == pytest.approx(expected)
+
+
+def test_the_mean_is_over_all_scored_positions_not_the_movable_ones():
+    """Under the mask source a revealed position costs nothing, but counts: long texts late in time weigh less."""
+    path, model = MixturePath(MaskSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    objective = PathObjective(path, loss=CrossEntropy(), times=lambda h, u: torch.full_like(h, 0.5))
+    outcome = objective(model, batch, noise, training_step=0, ema=model)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    logits = model(x_t, outcome.t, outcome.h)
+    logits[..., path.source.mask_token] = -torch.inf
+    nll = -torch.log_softmax(logits, -1).gather(-1, batch.x_1[..., None])[..., 0]
+    masked = x_t == path.source.mask_token
+    assert bool(masked.any())
+    assert not bool(masked.all())
+    assert torch.allclose(outcome.loss, torch.where(masked, nll, 0.0).sum(1).mean() / LENGTH, rtol=1e-5)

@@ -157,3 +157,15 @@ def test_states_enumerate():
 def test_bad_temperature_is_an_error():
     with pytest.raises(ValueError, match="allowed"):
         ShortcutTeacher(TABLEAUS["rk2"], temperature=0)
+
+
+def test_every_stage_has_noise_of_its_own():
+    """Two stages that surely redraw from one state by one posterior reach different states."""
+    path, model = MixturePath(UniformSource(VOCAB)), Recorder(VOCAB)
+    end = Stage(1.0, start=0, drive=0, hop=1.0)
+    noise = Noise(0, range(50))
+    whole = torch.ones(50, dtype=torch.float64)
+    teacher = ShortcutTeacher(Tableau((Stage(0.0), end, end), (0.0, 0.5, 0.5)))
+    teacher.target(model, path, path.source.sample(noise, LENGTH), t=0 * whole, h=whole, noise=noise)
+    _, (one, *_), (two, *_) = model.asked
+    assert float((one == two).double().mean()) < 0.5

@@ -279,3 +279,14 @@ def test_precision_and_threads_are_chosen_for_the_machine():
     Runtime(RuntimeConfig(device="cpu", threads=1))
     assert torch.get_num_threads() == 1
     torch.set_num_threads(threads)
+
+
+def test_the_average_takes_in_the_weights_after_the_step():
+    """theta' = beta_0 theta_0 + (1 - beta_0) theta_1 with beta_0 = 1/10."""
+    trainer = make(steps=1, network=MixerNet)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.fit()
+    for name, average in trainer.ema.module.state_dict().items():
+        after = trainer.model.state_dict()[name]
+        assert not torch.equal(before[name], after), name
+        assert torch.allclose(average, 0.1 * before[name] + 0.9 * after, atol=1e-6), name
