@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
 from fsdfm.generate import SamplerConfig
 from fsdfm.learn import OBJECTIVES, PathConfig

@@ -67,14 +67,19 @@ def import_weights(
     config: Annotated[
         Path | None, typer.Option(help="fs-dfm: or a JSON file with the settings; else shapes tell.")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="fs-dfm: ema, raw or teacher; ema where there are any.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="fs-dfm, peer: ema, raw or teacher; ema where there are any.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="peer: mdlm, duo, sedd-absorb, sdtt or hdlm-epsilon, where files do not say.")
+    ] = None,
 ) -> None:
     """Make a checkpoint of other people's weights, to generate, evaluate and train with; runs nothing in them."""
     given = dict(locals())
     from fsdfm.run import ImportConfig
     from fsdfm.run import import_weights as run_import
 
-    names = ("tokenizer", "half", "separator", "min_count", "preset", "config", "weights")
+    names = ("tokenizer", "half", "separator", "min_count", "preset", "config", "weights", "system")
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config

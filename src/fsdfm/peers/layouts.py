@@ -29,10 +29,11 @@ from fsdfm.model.layers import ROTARY_BASE
 from fsdfm.peers.network import Clock
 from fsdfm.peers.noising import Geometric, LogLinear
 
-__all__ = ["PeerWeights", "System", "ema_order", "open_layout", "our_names"]
+__all__ = ["SYSTEMS", "EmaOrRaw", "PeerWeights", "System", "ema_order", "is_peer", "open_layout", "our_names"]
 
 System = Literal["mdlm", "duo", "sedd-absorb", "sedd-uniform", "sdtt", "hdlm-epsilon", "hdlm-gamma"]
-WeightsName = Literal["ema", "raw"]
+EmaOrRaw = Literal["ema", "raw"]
+SYSTEMS: tuple[System, ...] = get_args(System)
 
 _ROTARY = "rotary_emb.inv_freq"
 _PREFIXES = ("backbone.", "module.", "model.", "_orig_mod.")
@@ -108,7 +109,7 @@ def _read_torch(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as weights ({error!s:.200}); get it again") from error
 
 
-def _tensors_of(content: Any, kind: WeightsName | None, path: Path) -> tuple[dict[str, Tensor], WeightsName]:
+def _tensors_of(content: Any, kind: EmaOrRaw | None, path: Path) -> tuple[dict[str, Tensor], EmaOrRaw]:
     """The named tensors of a .ckpt or .bin, averaged ones where there are any and nothing else is asked for."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds no weights; expected is a state dict or a Lightning checkpoint")
@@ -218,13 +219,12 @@ def _guess_system(names: Mapping[str, Any], path: Path) -> System:
     if "output_layer.adaLN_modulation.weight" not in names:
         return "hdlm-gamma"
     said = f"{path.resolve().parent.name}/{path.name}".lower()
-    systems: tuple[System, ...] = get_args(System)
-    for system in systems:
+    for system in SYSTEMS:
         if system.partition("-")[0] in said:
             return system
     raise ValueError(
         f"{path} has the tensors of MDLM, Duo, SEDD and SDTT alike; put its config.json beside it, or say which: "
-        f"{', '.join(get_args(System))}"
+        f"{', '.join(SYSTEMS)}"
     )
 
 
@@ -241,7 +241,7 @@ class PeerWeights(Mapping[str, Tensor], AbstractContextManager["PeerWeights"]):
     system: System
     about: About
     config: ModelConfig
-    kind: WeightsName
+    kind: EmaOrRaw
     _read: Callable[[str], Tensor]
     _theirs: dict[str, str]
     _files: ExitStack = field(default_factory=ExitStack)
@@ -293,7 +293,7 @@ class PeerWeights(Mapping[str, Tensor], AbstractContextManager["PeerWeights"]):
         return model.eval()
 
 
-def open_layout(place: str | Path, *, system: System | None = None, weights: WeightsName | None = None) -> PeerWeights:
+def open_layout(place: str | Path, *, system: System | None = None, weights: EmaOrRaw | None = None) -> PeerWeights:
     """Open a peer's weights: a folder with a weight file and its config.json, or the weight file itself.
 
     system    whose weights they are, where the files do not say
@@ -314,6 +314,16 @@ def open_layout(place: str | Path, *, system: System | None = None, weights: Wei
     return PeerWeights(path, found, about, config, kind, read, theirs, files)
 
 
+def is_peer(place: str | Path) -> bool:
+    """Does a file, or the weight file of a folder, hold the table that all of their trunks begin with?"""
+    with ExitStack() as files:
+        try:
+            _, shapes, _ = _open(_weight_file(Path(place)), None, files)
+        except ValueError:
+            return False
+        return "vocab_embed.embedding" in shapes
+
+
 def _weight_file(place: Path) -> Path:
     if place.is_file():
         return place
@@ -327,8 +337,8 @@ def _weight_file(place: Path) -> Path:
 
 
 def _open(
-    path: Path, kind: WeightsName | None, files: ExitStack
-) -> tuple[Callable[[str], Tensor], dict[str, tuple[int, ...]], WeightsName]:
+    path: Path, kind: EmaOrRaw | None, files: ExitStack
+) -> tuple[Callable[[str], Tensor], dict[str, tuple[int, ...]], EmaOrRaw]:
     """How to read a tensor, the shapes of all, and which weights they are."""
     if path.suffix == ".safetensors":
         if kind == "ema":
