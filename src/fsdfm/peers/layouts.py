@@ -106,7 +106,10 @@ def _read_torch(path: Path) -> Any:
         with torch.serialization.safe_globals(inert):  # type: ignore[arg-type]
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # of many kinds, for a file can be damaged in many ways
-        raise ValueError(f"{path} cannot be read as weights ({error!s:.200}); get it again") from error
+        raise ValueError(
+            f"{path} is damaged, no file of weights, or one that only running it could read ({type(error).__name__}); "
+            "get it from its authors"
+        ) from error
 
 
 def _tensors_of(content: Any, kind: EmaOrRaw | None, path: Path) -> tuple[dict[str, Tensor], EmaOrRaw]:

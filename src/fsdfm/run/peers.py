@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, check_new, save_model
@@ -60,20 +62,36 @@ def import_peer(
         with console.status(f"reading {found.path}, {found.path.stat().st_size / 1e9:.1f} GB"):
             about = {"file": found.path.name, "group": found.system, "sha256": file_sha256(found.path)}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
-            save_model(out, bundle, dtype=dtype, tensors=found)
+            save_model(out, bundle, dtype=dtype, tensors=_Trimmed(found, bundle.model.config.vocab_size))
     return bundle
 
 
+class _Trimmed(Mapping[str, Tensor]):
+    """Tensors without the rows of tokens that the tokenizer does not have."""
+
+    def __init__(self, tensors: PeerWeights, vocab_size: int):
+        self.tensors, self.vocab_size = tensors, vocab_size
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        by_token = name.startswith(("embedding.", "head."))
+        return self.tensors[name][: self.vocab_size] if by_token else self.tensors[name]
+
+
 def _checkpoint(found: PeerWeights, tokenizer: data.Tokenizer) -> Checkpoint:
-    """Everything but the weights. Duo's vocabulary has a token more than the tokenizer, which its data never hold."""
-    network = ModelConfig.from_dict({**found.config.to_dict(), **_NETWORKS[found.system]})
-    if not tokenizer.vocab_size <= network.vocab_size <= tokenizer.vocab_size + 1 or (
-        found.masked and network.vocab_size != tokenizer.vocab_size + 1
-    ):
+    """Everything but the weights; Duo's [PAD], a token more that its data never hold, is left out."""
+    theirs, ours = found.config.vocab_size, tokenizer.vocab_size + found.masked
+    if theirs != ours and (found.system, theirs) != ("duo", ours + 1):
         raise ValueError(
-            f"{found.path} has {network.vocab_size} tokens{', the mask included' if found.masked else ''}, and the "
-            f"tokenizer {tokenizer.vocab_size}; name the model's own tokenizer"
+            f"{found.path} has {theirs} tokens{', the mask included' if found.masked else ''}, and the tokenizer "
+            f"{tokenizer.vocab_size}; name the model's own tokenizer"
         )
+    network = ModelConfig.from_dict({**found.config.to_dict(), "vocab_size": ours, **_NETWORKS[found.system]})
     with torch.device("meta"):
         model = DiT(network).eval()
     source = (flow.MaskSource if found.masked else flow.UniformSource)(network.vocab_size)
