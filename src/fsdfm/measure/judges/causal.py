@@ -40,6 +40,7 @@ def causal_judge(
     return TokenJudge(
         name=name,
         nll=model.to(device).eval().nll,
+        hidden=model.trunk,
         encode=tokenizer.encode_batch,
         max_length=model.config.max_length,
         vocab_size=model.config.vocab_size,
