@@ -53,6 +53,7 @@ does would could should will can not no yes this that these those there here who
 again
 """
 FUNCTION_WORDS = tuple(_FUNCTION_WORDS.split())
+_NUM_LENGTHS = 7  # of the features that are lengths
 _PUNCTUATION = ".,!?;:'\"-()\n"
 _WORD = re.compile(r"[A-Za-z']+")
 
@@ -161,7 +162,8 @@ def standardise_features(features: Matrix, real: Matrix) -> Floats:
 
 def style_features(texts: Sequence[str]) -> Floats:
     """Lengths, punctuation and function words of each text: [N, 7 + marks + words]; rates are by word."""
-    return np.array([_style(text) for text in texts], dtype=np.float64).reshape(len(texts), -1)
+    width = _NUM_LENGTHS + len(_PUNCTUATION) + len(FUNCTION_WORDS)
+    return np.array([_style(text) for text in texts], dtype=np.float64).reshape(len(texts), width)
 
 
 def _style(text: str) -> list[float]:
