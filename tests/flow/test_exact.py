@@ -15,7 +15,7 @@ from fsdfm.flow import (
     InstantJump,
     LiteralJump,
     MaskSource,
-    Path,
+    MixturePath,
     PolynomialSchedule,
     SingleJump,
     UniformSource,
@@ -66,7 +66,7 @@ def test_the_posterior_is_the_definition(source, t):
 
 
 def test_the_posterior_of_a_coupling_is_the_definition():
-    path = Path(UniformSource(2))
+    path = MixturePath(UniformSource(2))
     pi = coupled_data(4, 2, seed=3)
     exact = ExactDenoiser(path, pi=pi)
     for t in (0.2, 0.8):
@@ -113,17 +113,19 @@ def test_unreachable_states_still_have_a_distribution(source):
 
 def test_unreachable_states_are_treated_as_independent_positions():
     """Mask source, data (0,0) or (1,1): the pair (0, 1) cannot be shown; each token stays what it is."""
-    path = Path(MaskSource(3))
+    path = MixturePath(MaskSource(3))
     p_1 = torch.zeros(3, 3, dtype=torch.float64)
     p_1[0, 0] = p_1[1, 1] = 0.5
     table = ExactDenoiser(path, p_1=p_1).posterior(0.5)
     assert table[1].tolist() == [[1, 0, 0], [0, 1, 0]]
-    uniform = ExactDenoiser(Path(UniformSource(2)), p_1=p_1[:2, :2]).posterior(1.0)  # at t = 1 noise is impossible
+    uniform = ExactDenoiser(MixturePath(UniformSource(2)), p_1=p_1[:2, :2]).posterior(
+        1.0
+    )  # at t = 1 noise is impossible
     assert uniform[1].tolist() == [[1, 0], [0, 1]]
 
 
 def test_a_few_thousand_states():
-    path = Path(UniformSource(4))
+    path = MixturePath(UniformSource(4))
     p_1 = coupled_data(4, 6)
     exact = ExactDenoiser(path, p_1=p_1)
     law = sampler_law(exact, path, exact.marginal(0.0), grid=Grid.uniform(2), jump=ExactJump())
@@ -145,7 +147,7 @@ def test_laws_need_one_grid_and_a_power_of_the_vocabulary():
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda path: ExactDenoiser(Path(MaskSource(3)), p_1=torch.ones(3, 3) / 9),
+        lambda path: ExactDenoiser(MixturePath(MaskSource(3)), p_1=torch.ones(3, 3) / 9),
         lambda path: ExactDenoiser(path, p_1=torch.tensor(1.0)),
         lambda path: ExactDenoiser(path),
         lambda path: ExactDenoiser(path, p_1=torch.ones(3, 3) / 9, pi=torch.ones(3, 3) / 9),
@@ -157,7 +159,7 @@ def test_laws_need_one_grid_and_a_power_of_the_vocabulary():
 )
 def test_what_is_no_distribution_is_an_error(bad):
     with pytest.raises(ValueError, match="either|axis|sum to|must|too many"):
-        bad(Path(UniformSource(3)))
+        bad(MixturePath(UniformSource(3)))
 
 
 def errors(path, p_1, jump, steps):
@@ -203,7 +205,7 @@ def test_every_rule_converges_to_the_data(source, jump, schedule):
 
 def test_the_literal_forced_last_jump_does_not_converge():
     """Two tokens, one position: the printed rule throws every token off its value at the end."""
-    path, p_1 = Path(UniformSource(2)), torch.tensor([0.64, 0.36], dtype=torch.float64)
+    path, p_1 = MixturePath(UniformSource(2)), torch.tensor([0.64, 0.36], dtype=torch.float64)
     forced = errors(path, p_1, LiteralJump(SingleJump()), [8, 64, 512])
     assert forced[-1] == pytest.approx(0.28, abs=0.01)
     assert max(forced[1:]) - min(forced[1:]) < 0.02
@@ -238,7 +240,7 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
 
 def test_the_uniform_source_remembers_where_it_came_from():
     """Two tokens, fair data, one position: P(X_1 = x | X_0 = x) = (1 + 1/e)/2, not 1/2."""
-    path = Path(UniformSource(2))
+    path = MixturePath(UniformSource(2))
     exact = ExactDenoiser(path, p_1=torch.tensor([0.5, 0.5], dtype=torch.float64))
     joint = sampler_law(exact, path, torch.eye(2, dtype=torch.float64), grid=Grid.uniform(500), jump=ExactJump())
     assert float(joint[0, 0]) == pytest.approx((1 + math.exp(-1)) / 2, abs=1e-3)

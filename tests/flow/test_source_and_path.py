@@ -4,7 +4,15 @@ import pytest
 import torch
 from worlds import SCHEDULES, SOURCES, world
 
-from fsdfm.flow import ExactDenoiser, MaskSource, MixtureSource, Path, PolynomialSchedule, UniformSource, velocity
+from fsdfm.flow import (
+    ExactDenoiser,
+    MaskSource,
+    MixturePath,
+    MixtureSource,
+    PolynomialSchedule,
+    UniformSource,
+    velocity,
+)
 from fsdfm.flow.exact import all_states, generator
 from fsdfm.noise import Noise
 
@@ -42,7 +50,7 @@ def test_impossible_sources_are_errors(bad):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_path_shows_data_with_probability_kappa(schedule):
-    path, noise = Path(UniformSource(10), schedule), Noise(0, range(50))
+    path, noise = MixturePath(UniformSource(10), schedule), Noise(0, range(50))
     x_1 = torch.full((50, 2000), 3)
     x_0 = torch.full((50, 2000), 7)
     assert torch.equal(path.sample(x_0, x_1, 0.0, noise), x_0)
@@ -58,16 +66,16 @@ def test_the_coupling_is_an_argument():
             return x_1.flip(1)
 
     x_1 = torch.tensor([[1, 2, 3]])
-    assert Path(UniformSource(5), coupling=Reversed()).sample_x_0(x_1, Noise(0)).tolist() == [[3, 2, 1]]
-    independent = Path(UniformSource(5))
+    assert MixturePath(UniformSource(5), coupling=Reversed()).sample_x_0(x_1, Noise(0)).tolist() == [[3, 2, 1]]
+    independent = MixturePath(UniformSource(5))
     assert torch.equal(independent.sample_x_0(x_1, Noise(0)), independent.source.sample(Noise(0), 3))
 
 
 def test_ends_of_different_shape_are_an_error():
     with pytest.raises(ValueError, match="must agree"):
-        Path(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
     with pytest.raises(ValueError, match="one sample index a row"):
-        Path(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
 
 
 @pytest.mark.parametrize("source", SOURCES)

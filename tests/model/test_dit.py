@@ -274,5 +274,5 @@ def test_a_linked_child_has_its_parents_logits_and_the_tables() -> None:
     fresh = DiT(ModelConfig.from_dict({**child.config.to_dict()}))
     assert fresh.links is not None
     assert not bool((fresh.links[0] @ fresh.links[1].T).any())  # no links yet
-    with pytest.raises(ValueError, match="link_rank is -1"):
-        ModelConfig(link_rank=-1)
+    with pytest.raises(ValueError, match="transition_rank is -1"):
+        ModelConfig(transition_rank=-1)

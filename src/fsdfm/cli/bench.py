@@ -49,7 +49,7 @@ def bench_jump_command(
     json_file: JsonOption = None,
 ) -> None:
     """One step of each jump rule against a softmax of the same logits and a float64 multinomial."""
-    from fsdfm.bench.jump import JumpBench, bench_jump
+    from fsdfm.bench.rule import JumpBench, bench_jump
     from fsdfm.flow import JUMPS
 
     check_writable(json_file)

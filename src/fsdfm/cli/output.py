@@ -17,8 +17,8 @@ from fsdfm import __version__
 from fsdfm.cli.options import check_writable, console
 
 if TYPE_CHECKING:
+    from fsdfm.generate import Generation, Stream
     from fsdfm.show.timeline import Timeline
-    from fsdfm.text import Generation, Stream
 
 __all__ = ["Format", "Output", "plain_warnings", "watch"]
 

@@ -4,33 +4,33 @@ Reading order: schedule, source, path, loss, grid, categorical, jump, chain, sam
 """
 
 from fsdfm.flow.categorical import Draw, Filter, draw
-from fsdfm.flow.chain import Chain, Links, counted_links, links_of
+from fsdfm.flow.coupling import alike, inverse_autoregressive_noise, quantile_draws, quantile_law
+from fsdfm.flow.crf import ChainCRF, Transitions, pmi_transitions, transitions_of
 from fsdfm.flow.exact import ExactDenoiser, sampler_law, total_variation
 from fsdfm.flow.grid import POLICIES, Grid, StepSizeWeights, dyadic_step_sizes
-from fsdfm.flow.jump import (
+from fsdfm.flow.loss import generalised_kl, path_loss
+from fsdfm.flow.path import Coupling, IndependentCoupling, MixturePath, velocity
+from fsdfm.flow.rule import (
     JUMPS,
     ExactJump,
     InstantJump,
     Jump,
     LiteralJump,
+    LowDiscrepancyJump,
     SingleJump,
-    SpacedJump,
-    StratifiedJump,
+    SystematicJump,
     advance,
-    spaced_turns,
+    low_discrepancy_turns,
     transition_log_prob,
 )
-from fsdfm.flow.loss import generalised_kl, path_loss
-from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
 from fsdfm.flow.sampler import Denoiser, DenseLogits, LogitsHook, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
-from fsdfm.flow.tie import alike, coded_noise, tied_draws, tied_law
 
 __all__ = [
     "JUMPS",
     "POLICIES",
-    "Chain",
+    "ChainCRF",
     "CosineSchedule",
     "Coupling",
     "Denoiser",
@@ -44,39 +44,39 @@ __all__ = [
     "IndependentCoupling",
     "InstantJump",
     "Jump",
-    "Links",
     "LiteralJump",
     "LogitsHook",
+    "LowDiscrepancyJump",
     "MaskSource",
+    "MixturePath",
     "MixtureSource",
-    "Path",
     "PickyDenoiser",
     "PolynomialSchedule",
     "Schedule",
     "SingleJump",
     "Source",
-    "SpacedJump",
     "SplitDenoiser",
     "Step",
     "StepSizeWeights",
-    "StratifiedJump",
+    "SystematicJump",
+    "Transitions",
     "UniformSource",
     "advance",
     "alike",
-    "coded_noise",
-    "counted_links",
     "draw",
     "dyadic_step_sizes",
     "generalised_kl",
-    "links_of",
+    "inverse_autoregressive_noise",
+    "low_discrepancy_turns",
     "path_loss",
+    "pmi_transitions",
+    "quantile_draws",
+    "quantile_law",
     "sample",
     "sampler_law",
-    "spaced_turns",
-    "tied_draws",
-    "tied_law",
     "total_variation",
     "trajectory",
     "transition_log_prob",
+    "transitions_of",
     "velocity",
 ]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow.grid import Grid
-from fsdfm.flow.jump import Jump
-from fsdfm.flow.path import Path, velocity
+from fsdfm.flow.path import MixturePath, velocity
+from fsdfm.flow.rule import Jump
 from fsdfm.flow.sampler import Denoiser
 
 __all__ = [
@@ -76,7 +76,7 @@ class ExactDenoiser:
     of the others, and where even that is undefined the token stays.
     """
 
-    def __init__(self, path: Path, *, p_1: Tensor | None = None, pi: Tensor | None = None):
+    def __init__(self, path: MixturePath, *, p_1: Tensor | None = None, pi: Tensor | None = None):
         vocab = path.source.vocab_size
         if (p_1 is None) == (pi is None):
             raise ValueError("give either p_1 (independent coupling) or pi (a coupling of your own), not both")
@@ -171,7 +171,7 @@ def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), fallback)
 
 
-def posterior_table(denoiser: Denoiser, path: Path, length: int, *, t: float, h: float) -> Tensor:
+def posterior_table(denoiser: Denoiser, path: MixturePath, length: int, *, t: float, h: float) -> Tensor:
     """softmax of a denoiser's logits in every state, without the mask token: float64 [V^L, L, V]."""
     states = all_states(path.source.vocab_size, length)
     times = torch.full((len(states),), t, dtype=torch.float64)
@@ -183,7 +183,7 @@ def posterior_table(denoiser: Denoiser, path: Path, length: int, *, t: float, h:
     return torch.softmax(logits, -1)
 
 
-def transition_matrix(probs: Tensor, path: Path, jump: Jump, *, t: float, t_next: float) -> Tensor:
+def transition_matrix(probs: Tensor, path: MixturePath, jump: Jump, *, t: float, t_next: float) -> Tensor:
     """The law of one step of the sampler between all states: float64 [V^L, V^L], rows sum to 1."""
     num_states, length, vocab = probs.shape
     states = all_states(vocab, length)
@@ -197,7 +197,7 @@ def transition_matrix(probs: Tensor, path: Path, jump: Jump, *, t: float, t_next
     return matrix
 
 
-def sampler_law(denoiser: Denoiser, path: Path, start: Tensor, *, grid: Grid, jump: Jump) -> Tensor:
+def sampler_law(denoiser: Denoiser, path: MixturePath, start: Tensor, *, grid: Grid, jump: Jump) -> Tensor:
     """The law in which the sampler ends, computed, not sampled: float64 like `start`.
 
     start   the law of x_0 over all states [V^L], or a stack of them [K, V^L]; diag(p_0) gives the joint pi(x_0, x_1)

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow.categorical import Filter
-from fsdfm.flow.chain import Chain, Links, links_of
+from fsdfm.flow.crf import ChainCRF, Transitions, transitions_of
 from fsdfm.flow.grid import Grid
-from fsdfm.flow.jump import JUMPS, Jump, RowLogits, advance
-from fsdfm.flow.path import IndependentCoupling, Path, require_rows
+from fsdfm.flow.path import IndependentCoupling, MixturePath, require_rows
+from fsdfm.flow.rule import JUMPS, Jump, RowLogits, advance
 from fsdfm.noise import Noise
 
 __all__ = [
+    "CRFLogits",
     "Denoiser",
     "DenseLogits",
-    "LinkedLogits",
     "LogitsHook",
     "PickedLogits",
     "PickyDenoiser",
@@ -166,7 +166,7 @@ class _HookedLogits:
         return changed
 
 
-class LinkedLogits:
+class CRFLogits:
     """Logits that are the fields u of a chain with links: marginals for those who ask for rows, texts for a sampler.
 
     held        the token of every position that is certain, -1 elsewhere: int64 [B, L]
@@ -175,7 +175,7 @@ class LinkedLogits:
     On a CPU one sample at a time, so that what is drawn does not depend on the rows beside it.
     """
 
-    def __init__(self, logits: RowLogits, links: Links, held: Tensor, *, forbidden: int | None = None):
+    def __init__(self, logits: RowLogits, links: Transitions, held: Tensor, *, forbidden: int | None = None):
         self.logits, self.links, self.held, self.forbidden = logits, links, held, forbidden
         self.length = held.shape[1]
 
@@ -185,7 +185,7 @@ class LinkedLogits:
         start = 0
         for sample, fields, count in zip(samples, self._fields(samples), counts.tolist(), strict=True):
             own = slice(start, start + count)
-            marginals = Chain.of(fields[None], self.links, held=self.held[sample][None]).log_marginals()[0]
+            marginals = ChainCRF.of(fields[None], self.links, held=self.held[sample][None]).log_marginals()[0]
             yield own, marginals[rows[own] % self.length], None
             start = own.stop
 
@@ -199,7 +199,7 @@ class LinkedLogits:
         ):
             own = torch.cat([next(fields) for _ in own_samples])
             own = own if filter is None else filter(own)
-            chain = Chain.of(
+            chain = ChainCRF.of(
                 own.view(*own_u.shape, -1), self.links, held=self.held[own_samples], temperature=temperature
             )
             texts.append(chain.draw(own_u))
@@ -237,7 +237,7 @@ class Step:
 
 def trajectory(
     denoiser: Denoiser | SplitDenoiser,
-    path: Path,
+    path: MixturePath,
     x_0: Tensor,
     *,
     grid: Grid,
@@ -248,13 +248,13 @@ def trajectory(
     hook: LogitsHook | None = None,
     churn: float = 0.0,
 ) -> Iterator[Step]:
-    """Walk from x_0 along the grid, one network call a step, and yield every step.
+    """GenerationRun from x_0 along the grid, one network call a step, and yield every step.
 
     jump     the rule of a step; the closed form `ExactJump` unless another is given
     frozen   positions that keep their token, bool [B, L]: prompts, known words of an infill, intact words of a repair
     filter   temperature, top-k, top-p
     hook     changes logits before they are used
-    churn    opt-in renoising: a step of size h first goes back by churn * h to a time s >= 0 (`Path.renoise`: exact,
+    churn    opt-in renoising: a step of size h first goes back by churn * h to a time s >= 0 (`MixturePath.renoise`: exact,
              no network call; under the mask source it remasks), then forward from s
     """
     _check(path, x_0, grid, noise=noise, frozen=frozen, churn=churn)
@@ -265,7 +265,7 @@ def trajectory(
 
 def _walk(
     denoiser: Denoiser | SplitDenoiser,
-    path: Path,
+    path: MixturePath,
     x_0: Tensor,
     *,
     grid: Grid,
@@ -332,16 +332,18 @@ def ask(denoiser: Denoiser | SplitDenoiser, x_t: Tensor, t: Tensor, h: Tensor) -
     return DenseLogits(denoiser(x_t, t, h))
 
 
-def linked(logits: RowLogits, denoiser: object, path: Path, x_t: Tensor, frozen: Tensor | None = None) -> RowLogits:
+def linked(
+    logits: RowLogits, denoiser: object, path: MixturePath, x_t: Tensor, frozen: Tensor | None = None
+) -> RowLogits:
     """The logits as the fields of a chain where the denoiser has links; what cannot move in x_t is certain there."""
-    links = links_of(denoiser)
+    links = transitions_of(denoiser)
     if links is None:
         return logits
     certain = ~path.source.movable(x_t) if frozen is None else frozen | ~path.source.movable(x_t)
-    return LinkedLogits(logits, links, torch.where(certain, x_t, -1), forbidden=path.source.mask_token)
+    return CRFLogits(logits, links, torch.where(certain, x_t, -1), forbidden=path.source.mask_token)
 
 
-def _check(path: Path, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor | None, churn: float) -> None:
+def _check(path: MixturePath, x_0: Tensor, grid: Grid, *, noise: Noise, frozen: Tensor | None, churn: float) -> None:
     if x_0.ndim != 2 or x_0.dtype != torch.int64 or x_0.numel() == 0:
         raise ValueError(f"x_0 is {x_0.dtype} {tuple(x_0.shape)}; it must be int64 [samples, positions], not empty")
     if int(x_0.min()) < 0 or int(x_0.max()) >= path.source.vocab_size:

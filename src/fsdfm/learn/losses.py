@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdfm.flow import links_of
+from fsdfm.flow import transitions_of
 from fsdfm.learn.teacher import TrainableDenoiser
 
 __all__ = ["CHUNK", "ChunkLoss", "chunked_loss", "log_probs_at", "soft_cross_entropy"]
@@ -132,4 +132,4 @@ def chunked_loss(
         per_row = torch.cat([losses(model.logits_at(features[rows]).float(), rows) for rows in parts])
         return (weight * per_row).sum(), per_row
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *(links_of(model) or ()))
+    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *(transitions_of(model) or ()))

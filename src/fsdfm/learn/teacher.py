@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fsdfm.flow import ExactJump, Jump, Path, Schedule, advance
+from fsdfm.flow import ExactJump, Jump, MixturePath, Schedule, advance
 from fsdfm.flow.sampler import SplitLogits
 from fsdfm.noise import Noise
 
@@ -151,7 +151,7 @@ class ShortcutTeacher:
     def target(
         self,
         model: TrainableDenoiser,
-        path: Path,
+        path: MixturePath,
         x_t: Tensor,
         *,
         t: Tensor,

@@ -1,7 +1,7 @@
 """Samples to be measured: texts from noise, continuations and repairs of real rows.
 
 Sample k is a function of the model, the settings, the seed and k: its noise is `Noise(seed, [k])` and the network's
-arithmetic does not depend on what else is in the batch (`fsdfm.network`).
+arithmetic does not depend on what else is in the batch (`fsdfm.generate.invariant`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.checkpoint import Bundle
+from fsdfm.checkpoint import Checkpoint
 from fsdfm.flow import JUMPS, Filter, Grid, Schedule, Source, trajectory
 from fsdfm.flow.sampler import Rows
+from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.measure.metrics import EntropyMeter, replace_tokens, token_accuracy
 from fsdfm.measure.rows import TokenRows
-from fsdfm.network import Network
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
@@ -208,7 +208,7 @@ class Drawn:
 class Sampler:
     """Draws samples of a model, some at a time; of several processes each draws its share, and all get all."""
 
-    bundle: Bundle
+    bundle: Checkpoint
     sampling: Sampling
     runtime: Runtime
     seed: int = 0
@@ -238,7 +238,7 @@ class Sampler:
         jumps = torch.zeros(len(samples), dtype=torch.int64)
         x = beginning.x.to(device)
         for step in trajectory(
-            Network(self.bundle.model, self.runtime),
+            BatchInvariant(self.bundle.model, self.runtime),
             path,
             x,
             grid=self.sampling.times(steps, t_0, path.schedule),

@@ -42,7 +42,7 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    link_rank: int = 0  # of the links between neighbours; 0: positions are independent given x_t
+    transition_rank: int = 0  # of the links between neighbours; 0: positions are independent given x_t
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -51,8 +51,14 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if not isinstance(self.link_rank, int) or isinstance(self.link_rank, bool) or self.link_rank < 0:
-            raise ValueError(f"link_rank is {self.link_rank!r}; allowed are whole numbers >= 0, 0 for no links")
+        if (
+            not isinstance(self.transition_rank, int)
+            or isinstance(self.transition_rank, bool)
+            or self.transition_rank < 0
+        ):
+            raise ValueError(
+                f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for no links"
+            )
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -163,13 +169,13 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
-class LinkTables(nn.Module):
+class TransitionTables(nn.Module):
     """How well a token goes before another: s(a, b) = <left_a, right_b>, 0 at the start."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.left = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
-        self.right = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
+        self.left = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
+        self.right = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -189,7 +195,7 @@ class DiT(nn.Module):
         features = model.features_at(x_t, t, h, rows=rows)  # rows b * L + i in order -> [N, C]
         logits = model.logits_at(features)  # [N, V]
 
-    With `links` the posterior is a chain over the positions (`fsdfm.flow.Chain`), and the logits are its fields u.
+    With `links` the posterior is a chain over the positions (`fsdfm.flow.ChainCRF`), and the logits are its fields u.
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0):
@@ -203,18 +209,18 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
-        self.link_tables = LinkTables(config) if config.link_rank else None
+        self.transitions = TransitionTables(config) if config.transition_rank else None
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
-        if self.link_tables is not None:
-            self.link_tables.initialise(seed + 2)
+        if self.transitions is not None:
+            self.transitions.initialise(seed + 2)
 
     @property
     def links(self) -> tuple[Tensor, Tensor] | None:
         """The tables of the links between neighbours, [V, rank] each, if there are any."""
-        return None if self.link_tables is None else (self.link_tables.left, self.link_tables.right)
+        return None if self.transitions is None else (self.transitions.left, self.transitions.right)
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
@@ -274,11 +280,11 @@ class DiT(nn.Module):
 
     def linked(self, left: Tensor, right: Tensor) -> DiT:
         """A child with this model's weights, and links between neighbours: tables [V, rank]."""
-        if self.config.link_rank:
-            raise ValueError(f"this model has links of rank {self.config.link_rank} already; train it as it is")
-        child = self._grown("link_tables.", 0, link_rank=left.shape[1])
-        assert child.link_tables is not None
-        child.link_tables.load_state_dict({"left": left, "right": right})
+        if self.config.transition_rank:
+            raise ValueError(f"this model has links of rank {self.config.transition_rank} already; train it as it is")
+        child = self._grown("transitions.", 0, transition_rank=left.shape[1])
+        assert child.transitions is not None
+        child.transitions.load_state_dict({"left": left, "right": right})
         return child
 
     def _grown(self, part: str, seed: int, **changes: Any) -> DiT:

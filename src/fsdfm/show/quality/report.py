@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdfm.results import Evaluation
+from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,

@@ -1,0 +1,195 @@
+"""The posterior as a chain: neighbours that are drawn in one step know of each other.
+
+A denoiser with independent outputs draws every position of a step as if it were alone. Here p_{1|t} is a Markov chain
+over the positions instead,
+
+    p(x) = 1/Z  prod_i e^{u_i(x_i)}  prod_i e^{s(x_i, x_{i+1})},     s(a, b) = <left_a, right_b>,
+
+u_i the network's logits and s the *links*, one number for a pair of neighbours, of low rank. Only the K likeliest
+tokens of a position, its *candidates*, are linked; all others together are one more state, the *rest*, whose links are
+0 and inside which u decides. So every text has a probability, and sums over texts cost L K^2 (forward-backward):
+
+    alpha_1 = u_1,   alpha_{i+1}(b) = u_{i+1}(b) + log sum_a e^{alpha_i(a) + s(a, b)},   log Z = logsumexp alpha_L.
+
+Without links the chain is the product of the positions' softmaxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["CANDIDATES", "ChainCRF", "Transitions", "pmi_transitions", "transitions_of"]
+
+Transitions = tuple[Tensor, Tensor]
+"""What a token makes of the next: left and right, [V, r] each, with s(a, b) = <left_a, right_b>."""
+
+CANDIDATES = 64  # tokens a position that are linked to their neighbours
+_NEVER = -1e30  # the log of 0, where a gradient passes
+
+
+def transitions_of(denoiser: Any) -> Transitions | None:
+    """The links of a denoiser, if it has any."""
+    found: Transitions | None = getattr(denoiser, "links", None)
+    return found
+
+
+def pmi_transitions(counts: Tensor, rank: int, *, strength: float = 0.5, prior: float = 30.0) -> Transitions:
+    """Transitions to begin with, from how often token b follows a: sparse counts n [V, V] -> [V, rank] twice.
+
+    The best approximation of that rank to strength * max(0, log[n_ab n / (n_a n_b)]), how much more often than by
+    chance b follows a; `prior` pairs a token by chance are counted with what was seen. A network knows some of that
+    itself, so the links of a trained chain are weaker: hence the strength.
+    """
+    counts = counts.coalesce()
+    (first, then), seen = counts.indices(), counts.values().double()
+    total, size = seen.sum(), counts.shape[0]
+    follows = torch.zeros(size, dtype=torch.float64).index_add_(0, then, seen) / total
+    before = torch.zeros(size, dtype=torch.float64).index_add_(0, first, seen)
+    ratio = (seen + prior * follows[then]) / ((before[first] + prior) * follows[then])
+    gain = strength * torch.log(ratio).clamp(min=0).float()
+    table = torch.sparse_coo_tensor(counts.indices(), gain, counts.shape, check_invariants=True)
+    rank = min(rank, size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        u, values, v = torch.svd_lowrank(table, min(rank + 16, size), niter=4)
+    scale = values[:rank].sqrt()
+    return u[:, :rank] * scale, v[:, :rank] * scale
+
+
+@dataclass(frozen=True)
+class ChainCRF:
+    """A law of texts [B, L]: `ChainCRF.of(logits, links)`.
+
+    log_p    log softmax of u: [B, L, V]
+    tokens   the candidates, int64 [B, L, K]
+    states   log weights of the candidates and the rest: [B, L, K+1]
+    scores   s between the states of neighbours: [B, L-1, K+1, K+1]
+    """
+
+    log_p: Tensor
+    tokens: Tensor
+    states: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        links: Transitions,
+        *,
+        held: Tensor | None = None,
+        joined: Tensor | None = None,
+        temperature: float = 1.0,
+        candidates: int = CANDIDATES,
+    ) -> ChainCRF:
+        """The chain of logits [B, L, V], in float32 or finer.
+
+        held          a token where a position is certain, -1 elsewhere: int64 [B, L]; None: nowhere
+        joined        positions that are part of the text, bool [B, L]: others are linked to nobody; None: all are
+        temperature   divides the links; the logits have theirs already
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if held is not None:
+            certain = torch.full_like(logits, _NEVER).scatter(-1, held.clamp(min=0)[..., None], 0.0)
+            logits = torch.where((held >= 0)[..., None], certain, logits)
+        log_p = torch.log_softmax(logits, -1).clamp(min=_NEVER)
+        count = min(candidates, logits.shape[-1])
+        top, tokens = log_p.topk(count, -1)
+        rest = torch.logsumexp(log_p.scatter(-1, tokens, _NEVER), -1, keepdim=True)
+        with torch.autocast(logits.device.type, enabled=False):
+            left, right = (table.to(log_p.dtype) for table in links)
+            scores = left[tokens[:, :-1]] @ right[tokens[:, 1:]].transpose(-1, -2) / temperature
+        if joined is not None:
+            scores = scores * (joined[:, :-1] & joined[:, 1:])[..., None, None]
+        return cls(log_p, tokens, torch.cat([top, rest], -1), F.pad(scores, (0, 1, 0, 1)))
+
+    def log_normaliser(self) -> Tensor:
+        """log Z: [B]."""
+        *_, last = self._forward()
+        return torch.logsumexp(last, -1)
+
+    def log_prob(self, x: Tensor, *, scored: Tensor | None = None) -> Tensor:
+        """log p of texts, int64 [B, L] -> [B]; with `scored`, bool [B, L], of these positions, the others unlinked."""
+        inside = self.tokens == x[..., None]
+        state = torch.where(inside.any(-1), inside.to(torch.uint8).argmax(-1), inside.shape[-1])
+        count = self.states.shape[-1]
+        pairs = (state[:, :-1] * count + state[:, 1:])[..., None]
+        own = self.log_p.gather(-1, x[..., None])[..., 0]
+        own = own if scored is None else torch.where(scored, own, 0.0)
+        return own.sum(-1) + self.scores.flatten(2).gather(-1, pairs)[..., 0].sum(-1) - self.log_normaliser()
+
+    def log_marginals(self) -> Tensor:
+        """log p of every token at every position, whatever stands elsewhere: [B, L, V]."""
+        alpha, beta = torch.stack(list(self._forward()), 1), self._backward(torch.exp(self.scores))
+        gain = torch.log_softmax(alpha + torch.log(beta), -1) - self.states
+        change = gain[..., -1:].expand_as(self.log_p).scatter(-1, self.tokens, gain[..., :-1])
+        return self.log_p + change
+
+    @torch.no_grad()
+    def draw(self, u: Tensor) -> Tensor:
+        """One text a row from uniforms in (0, 1), float64 [B, L]: int64 [B, L].
+
+        Backwards the messages; then, for every state of a position at once, the state that u makes of the next, the one
+        in whose interval it falls; then forwards along those moves. Where the state is the rest, what is left of u
+        picks the token in it.
+        """
+        links = torch.exp(self.scores)
+        weights = torch.exp(self.states) * self._backward(links)
+        first, _ = _pick(weights[:, 0], u[:, 0])
+        moves, _ = _pick(links.mul_(weights[:, 1:, None]), u[:, 1:, None])
+        state = torch.tensor(
+            [_follow(start, rows) for start, rows in zip(first.tolist(), moves.tolist(), strict=True)],
+            device=u.device,
+        )
+        came_from = state[:, :-1, None, None].expand(-1, -1, 1, links.shape[-1])
+        rows = torch.cat([weights[:, :1], links.gather(2, came_from)[:, :, 0]], 1)
+        _, left_over = _pick(rows, u)
+        rest = state == self.tokens.shape[-1]
+        drawn = self.tokens.gather(-1, state.clamp(max=self.tokens.shape[-1] - 1)[..., None])[..., 0]
+        if bool(rest.any()):
+            others = torch.exp(self.log_p[rest].scatter(-1, self.tokens[rest], _NEVER))
+            drawn[rest], _ = _pick(others, left_over[rest])
+        return drawn
+
+    def _forward(self) -> Iterator[Tensor]:
+        """alpha_1, ..., alpha_L, each [B, K+1]."""
+        states, links = self.states.unbind(1), torch.exp(self.scores).unbind(1)
+        alpha = states[0]
+        yield alpha
+        for state, link in zip(states[1:], links, strict=True):
+            top = alpha.detach().amax(-1, keepdim=True)
+            alpha = state + top + torch.log(torch.bmm(torch.exp(alpha - top)[:, None], link)[:, 0])
+            yield alpha
+
+    def _backward(self, links: Tensor) -> Tensor:
+        """e^beta of all positions, up to factors: beta_i(a) = log sum_b e^{s(a, b) + u_{i+1}(b) + beta_{i+1}(b)}."""
+        weights, every = torch.exp(self.states).unbind(1), links.unbind(1)
+        betas = [torch.ones_like(weights[-1])]
+        for weight, link in zip(weights[:0:-1], every[::-1], strict=True):
+            beta = torch.bmm(link, (weight * betas[-1])[..., None])[..., 0]
+            betas.append(beta / beta.amax(-1, keepdim=True))
+        return torch.stack(betas[::-1], 1)
+
+
+def _pick(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The item of weights [..., n] in whose interval u [...] falls, and where in it: int64, float64 in (0, 1)."""
+    ends = weights.cumsum(-1, dtype=torch.float64)
+    target = torch.minimum(u[..., None] * ends[..., -1:], ends[..., -1:] * (1 - 2**-52))  # so that no weight 0 is hit
+    item = (ends <= target).sum(-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
+    weight = weights.gather(-1, item).to(torch.float64)
+    inside = (target - ends.gather(-1, item) + weight) / weight
+    return item[..., 0], inside[..., 0].clamp(2**-53, 1 - 2**-53)
+
+
+def _follow(start: int, moves: list[list[int]]) -> list[int]:
+    """The states from the first on, each the move of the one before."""
+    states = [start]
+    for row in moves:
+        states.append(row[states[-1]])
+    return states
