@@ -10,8 +10,8 @@ import pytest
 
 from fsdfm.measure.controls import CONTROLS, Blindness, Material, find_blindness, sample_controls, sentence_ends
 from fsdfm.measure.metrics import unigram_entropy_bits
+from fsdfm.measure.results import Measured
 from fsdfm.noise import Noise
-from fsdfm.results import Measured
 
 VOCAB, LENGTH, STOP = 40, 64, 0
 

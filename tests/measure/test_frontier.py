@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fsdfm.measure.frontier import common_entropies, compare_frontiers, frontier_of
-from fsdfm.results import Measured, Row
+from fsdfm.measure.results import Measured, Row
 
 
 def row(temperature: float, entropy: float, perplexity: float, *, half: float = 0.0) -> Row:

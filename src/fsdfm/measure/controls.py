@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsdfm.measure.metrics import unigram_entropy_bits
+from fsdfm.measure.results import Measured
 from fsdfm.noise import Noise, Purpose
-from fsdfm.results import Measured
 
 __all__ = [
     "CONTROLS",

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fsdfm.measure.results import Measured, Row
 from fsdfm.measure.statistics import Interval
 from fsdfm.noise import Noise, Purpose
-from fsdfm.results import Measured, Row
 
 __all__ = ["AtEntropy", "Frontier", "common_entropies", "compare_frontiers", "frontier_of", "frontier_point"]
 
