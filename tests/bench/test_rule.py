@@ -3,12 +3,12 @@ import json
 import pytest
 
 from fsdfm.bench.rule import JumpBench, bench_jump
-from fsdfm.flow import JUMPS
+from fsdfm.flow import RULES
 
 
 def test_every_rule_has_its_ratios():
     result = bench_jump(JumpBench(length=16, vocab_size=300, repeats=1))
-    for name in JUMPS:
+    for name in RULES:
         assert set(result[name]) == {
             "over_softmax",
             "mean_over_softmax",

@@ -20,7 +20,7 @@ from fsdfm.flow import (
     total_variation,
 )
 from fsdfm.flow.exact import all_states
-from fsdfm.flow.sampler import Rows
+from fsdfm.flow import Rows
 from fsdfm.noise import Noise
 
 

@@ -11,20 +11,21 @@ from scipy import stats
 from torch import Tensor
 
 from fsdfm.flow import (
+    Chain,
     ChainCRF,
     Filter,
     Grid,
+    Independent,
     MaskSource,
     MixturePath,
+    SamplerState,
     Transitions,
     UniformSource,
     advance,
     pmi_transitions,
     sample,
-    transitions_of,
 )
-from fsdfm.flow.rule import JUMPS
-from fsdfm.flow.sampler import CRFLogits, DenseLogits
+from fsdfm.flow.rule import RULES
 from fsdfm.noise import Noise
 
 V, L, RANK = 5, 4, 3
@@ -62,10 +63,10 @@ def brute_force(u: Tensor, tables: Transitions, *, candidates: int, temperature:
 @pytest.mark.parametrize("candidates", [1, 3, V, 2 * V])
 def test_every_text_has_its_probability(candidates: int) -> None:
     u, tables = fields(), links()
-    chain = ChainCRF.of(u, tables, candidates=candidates)
+    chain = Chain.of(u, tables, candidates=candidates)
     texts = every_text()
     for row in range(len(u)):
-        one = ChainCRF.of(u[row : row + 1].expand(len(texts), L, V), tables, candidates=candidates)
+        one = Chain.of(u[row : row + 1].expand(len(texts), L, V), tables, candidates=candidates)
         found = one.log_prob(texts)
         torch.testing.assert_close(found, brute_force(u[row], tables, candidates=min(candidates, V)))
         assert float(found.exp().sum()) == pytest.approx(1, abs=1e-12)
@@ -74,7 +75,7 @@ def test_every_text_has_its_probability(candidates: int) -> None:
 
 def test_marginals_are_sums_over_texts() -> None:
     u, tables = fields(), links()
-    found = ChainCRF.of(u, tables, candidates=3).log_marginals().exp()
+    found = Chain.of(u, tables, candidates=3).log_marginals().exp()
     texts = every_text()
     for row in range(len(u)):
         p = brute_force(u[row], tables, candidates=3).exp()
@@ -86,7 +87,7 @@ def test_marginals_are_sums_over_texts() -> None:
 def test_without_links_it_is_the_product_of_softmaxes() -> None:
     u = fields()
     none = (torch.zeros(V, 1, dtype=torch.float64), torch.zeros(V, 1, dtype=torch.float64))
-    chain = ChainCRF.of(u, none, candidates=2)
+    chain = Chain.of(u, none, candidates=2)
     torch.testing.assert_close(chain.log_marginals(), torch.log_softmax(u, -1))
     torch.testing.assert_close(chain.log_normaliser(), torch.zeros(2, dtype=torch.float64))
 
@@ -94,7 +95,7 @@ def test_without_links_it_is_the_product_of_softmaxes() -> None:
 @pytest.mark.parametrize(("candidates", "temperature"), [(3, 1.0), (V, 0.5)])
 def test_texts_are_drawn_as_often_as_they_should(candidates: int, temperature: float) -> None:
     u, tables, n = fields(batch=1), links(), 40_000
-    chain = ChainCRF.of((u / temperature).expand(n, L, V), tables, candidates=candidates, temperature=temperature)
+    chain = Chain.of((u / temperature).expand(n, L, V), tables, candidates=candidates, temperature=temperature)
     drawn = chain.draw(torch.rand(n, L, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
     place = (drawn * torch.tensor([V**3, V**2, V, 1])).sum(-1)
     p = brute_force(u[0] / temperature, tables, candidates=candidates, temperature=temperature).exp()
@@ -112,7 +113,7 @@ def _p_value(seen: Tensor, expected: Tensor) -> float:
 def test_the_rest_is_drawn_from_its_own_tokens() -> None:
     u = torch.tensor([[[5.0, 1.0, 0.0, -1.0, -40.0]]]).expand(20_000, 1, V)
     tables = (torch.zeros(V, 1), torch.zeros(V, 1))
-    drawn = ChainCRF.of(u, tables, candidates=1).draw(torch.rand(20_000, 1, dtype=torch.float64))
+    drawn = Chain.of(u, tables, candidates=1).draw(torch.rand(20_000, 1, dtype=torch.float64))
     rest = torch.bincount(drawn[drawn > 0], minlength=V)[1:].double()
     assert rest[-1] == 0
     expected = torch.softmax(u[0, 0, 1:4].double(), 0) * rest.sum()
@@ -122,7 +123,7 @@ def test_the_rest_is_drawn_from_its_own_tokens() -> None:
 def test_held_positions_are_certain_and_condition_the_others() -> None:
     u, tables = fields(batch=1), links()
     held = torch.tensor([[-1, 2, -1, -1]])
-    chain = ChainCRF.of(u, tables, held=held)
+    chain = Chain.of(u, tables, held=held)
     texts = every_text()
     p = brute_force(u[0], tables, candidates=V).exp()
     given = torch.where(texts[:, 1] == 2, p, 0.0)
@@ -136,18 +137,18 @@ def test_held_positions_are_certain_and_condition_the_others() -> None:
 def test_positions_outside_the_text_are_linked_to_nobody() -> None:
     u, tables = fields(batch=1), links()
     joined = torch.tensor([[True, True, True, False]])
-    short = ChainCRF.of(u[:, :3], tables)
-    padded = ChainCRF.of(u, tables, joined=joined)
+    short = Chain.of(u[:, :3], tables)
+    padded = Chain.of(u, tables, joined=joined)
     x = torch.tensor([[1, 4, 0, 3]])
     torch.testing.assert_close(padded.log_prob(x, scored=joined), short.log_prob(x[:, :3]))
 
 
 def test_the_gradient_of_log_z_is_the_marginals() -> None:
     u, tables = fields().requires_grad_(), links()
-    ChainCRF.of(u, tables, candidates=3).log_normaliser().sum().backward()
+    Chain.of(u, tables, candidates=3).log_normaliser().sum().backward()
     assert u.grad is not None
     # Z counts normalised fields: d log Z / d u = marginal - softmax
-    expected = ChainCRF.of(u, tables, candidates=3).log_marginals().exp() - torch.softmax(u, -1)
+    expected = Chain.of(u, tables, candidates=3).log_marginals().exp() - torch.softmax(u, -1)
     torch.testing.assert_close(u.grad, expected.detach())
 
 
@@ -155,7 +156,7 @@ def test_gradients_are_finite_where_positions_are_certain() -> None:
     u = fields().float().requires_grad_()
     left, right = (table.float().requires_grad_() for table in links())
     held = torch.tensor([[0, -1, -1, 1], [-1, -1, -1, -1]])
-    chain = ChainCRF.of(u, (left, right), held=held, candidates=2)
+    chain = Chain.of(u, (left, right), held=held, candidates=2)
     (-chain.log_prob(torch.tensor([[0, 1, 2, 1], [4, 4, 4, 4]]))).sum().backward()
     for tensor in (u, left, right):
         assert tensor.grad is not None
@@ -182,8 +183,9 @@ class Linked:
     def __init__(self, u: Tensor, tables: Transitions):
         self.u, self.links = u, tables
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        return self.u.expand(len(x_t), L, V)
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> ChainCRF:
+        fields = Independent.of_logits(self.u.expand(len(x_t), L, V))
+        return ChainCRF(fields, self.links, torch.full_like(x_t, -1))
 
 
 def test_one_step_draws_from_the_chain() -> None:
@@ -204,27 +206,25 @@ def test_rules_that_do_not_redraw_take_the_marginals() -> None:
     n = 1_500
     denoiser = Linked(fields(batch=1), links())
     path, noise = MixturePath(UniformSource(V)), Noise(0, range(n))
-    x = sample(denoiser, path, path.source.sample(noise, L), grid=Grid.uniform(1), noise=noise, jump=JUMPS["single"])
-    marginals = ChainCRF.of(denoiser.u, denoiser.links).log_marginals()[0].exp()
+    x = sample(denoiser, path, path.source.sample(noise, L), grid=Grid.uniform(1), noise=noise, rule=RULES["single"])
+    marginals = Chain.of(denoiser.u, denoiser.links).log_marginals()[0].exp()
     for i in range(L):
         seen = torch.bincount(x[:, i], minlength=V).double()
         assert stats.chisquare(seen.numpy(), (marginals[i] * n).numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["exact", "spaced", "stratified"])
+@pytest.mark.parametrize("name", ["exact", "spaced", "systematic"])
 def test_only_candidates_move_and_frozen_positions_stay(name: str) -> None:
     denoiser = Linked(fields(batch=1), links())
     path, noise = MixturePath(UniformSource(V)), Noise(5, range(200))
     x_0 = path.source.sample(noise, L)
     frozen = torch.zeros(200, L, dtype=torch.bool)
     frozen[:, 1] = True
-    held = torch.where(frozen, x_0, -1)
-    logits = CRFLogits(DenseLogits(denoiser(x_0, x_0, x_0)), denoiser.links, held)
-    redraws = torch.full((200,), 0.3, dtype=torch.float64)
-    x_next, jumps = advance(x_0, logits, redraws, jump=JUMPS[name], path=path, noise=noise, frozen=frozen)
+    posterior = denoiser.posterior(x_0, x_0, x_0).given(torch.where(frozen, x_0, -1))
+    times = torch.zeros(200, dtype=torch.float64), torch.full((200,), 0.26, dtype=torch.float64)
+    x_next = advance(SamplerState(x_0, *times, path, noise, frozen=frozen), RULES[name], posterior)
     assert torch.equal(x_next[:, 1], x_0[:, 1])
-    assert torch.equal(jumps, x_next != x_0)
-    assert 0 < int(jumps.sum()) < 200 * 3 * 0.5
+    assert 0 < int((x_next != x_0).sum()) < 200 * 3 * 0.5
 
 
 def test_a_sample_is_the_same_in_any_batch() -> None:
@@ -254,14 +254,22 @@ def test_marginals_know_what_is_certain_and_what_cannot_be() -> None:
     u, tables = fields(batch=1), links()
     held = torch.tensor([[-1, 2, -1, -1]])
     rows = torch.tensor([0, 2])
-    ((_, found, _),) = CRFLogits(DenseLogits(u), tables, held, forbidden=V - 1).tiles(rows)
+    ((_, found, _),) = ChainCRF(Independent.of_logits(u), tables, held, forbidden=V - 1).marginals(rows)
     allowed = u.clone()
     allowed[..., V - 1] = -torch.inf
-    expected = ChainCRF.of(allowed, tables, held=held).log_marginals()[0, rows]
+    expected = Chain.of(allowed, tables, held=held).log_marginals()[0, rows]
     torch.testing.assert_close(found[:, : V - 1], expected[:, : V - 1])
     assert float(found[:, V - 1].exp().max()) == 0
 
 
-def test_who_has_links() -> None:
-    assert transitions_of(object()) is None
-    assert transitions_of(Linked(fields(), links())) is not None
+def test_the_posterior_is_the_law_of_its_chain() -> None:
+    """log_prob is that of brute force, sums to 1 over all texts, and knows what is held."""
+    u, tables, texts = fields(batch=1), links(), every_text()
+    posterior = ChainCRF(Independent.of_logits(u.expand(len(texts), L, V)), tables, torch.full_like(texts, -1))
+    found = posterior.log_prob(texts)
+    torch.testing.assert_close(found, brute_force(u[0], tables, candidates=V))
+    assert float(found.exp().sum()) == pytest.approx(1)
+    held = torch.tensor([-1, 2, -1, -1]).expand_as(texts)
+    inside = posterior.given(held).log_prob(texts).exp()
+    assert float(inside.sum()) == pytest.approx(1)
+    assert float(inside[texts[:, 1] != 2].sum()) == pytest.approx(0, abs=1e-12)

@@ -62,7 +62,7 @@ def test_the_posterior_is_the_definition(source, t):
     table, marginal = posterior_by_hand(path, independent_pi(path, p_1), t)
     assert np.allclose(exact.marginal(t), marginal, atol=1e-14)
     reached = marginal > 0
-    assert np.allclose(exact.posterior(t)[reached], table[reached] / marginal[reached, None, None], atol=1e-12)
+    assert np.allclose(exact.table(t)[reached], table[reached] / marginal[reached, None, None], atol=1e-12)
 
 
 def test_the_posterior_of_a_coupling_is_the_definition():
@@ -72,7 +72,7 @@ def test_the_posterior_of_a_coupling_is_the_definition():
     for t in (0.2, 0.8):
         table, marginal = posterior_by_hand(path, pi, t)
         assert np.allclose(exact.marginal(t), marginal, atol=1e-14)
-        assert np.allclose(exact.posterior(t), table / marginal[:, None, None], atol=1e-12)
+        assert np.allclose(exact.table(t), table / marginal[:, None, None], atol=1e-12)
 
 
 @every_source
@@ -81,7 +81,7 @@ def test_an_independent_coupling_given_as_pi_changes_nothing(source):
     from_data, from_pi = ExactDenoiser(path, p_1=p_1), ExactDenoiser(path, pi=independent_pi(path, p_1))
     assert torch.allclose(from_data.marginal(0.4), from_pi.marginal(0.4), atol=1e-14)
     reached = from_data.marginal(0.4) > 0
-    assert torch.allclose(from_data.posterior(0.4)[reached], from_pi.posterior(0.4)[reached], atol=1e-12)
+    assert torch.allclose(from_data.table(0.4)[reached], from_pi.table(0.4)[reached], atol=1e-12)
 
 
 def test_the_marginal_runs_from_source_to_data():
@@ -97,8 +97,8 @@ def test_calls_look_rows_up_at_their_own_times():
     exact = ExactDenoiser(path, p_1=p_1)
     x_t = torch.tensor([[0, 1], [2, 2], [1, 0]])
     logits = exact(x_t, torch.tensor([0.2, 0.7, 0.2]))
-    assert torch.allclose(logits[1].exp(), exact.posterior(0.7)[8])
-    assert torch.allclose(logits[2].exp(), exact.posterior(0.2)[3])
+    assert torch.allclose(logits[1].exp(), exact.table(0.7)[8])
+    assert torch.allclose(logits[2].exp(), exact.table(0.2)[3])
 
 
 @every_source
@@ -107,7 +107,7 @@ def test_unreachable_states_still_have_a_distribution(source):
     p_1 = torch.where(p_1 > 0.05, p_1, 0.0)
     exact = ExactDenoiser(path, p_1=p_1 / p_1.sum())
     for t in (0.0, 0.5, 1.0):
-        table = exact.posterior(t)
+        table = exact.table(t)
         assert torch.allclose(table.sum(-1), torch.ones(table.shape[:2], dtype=torch.float64))
 
 
@@ -116,11 +116,9 @@ def test_unreachable_states_are_treated_as_independent_positions():
     path = MixturePath(MaskSource(3))
     p_1 = torch.zeros(3, 3, dtype=torch.float64)
     p_1[0, 0] = p_1[1, 1] = 0.5
-    table = ExactDenoiser(path, p_1=p_1).posterior(0.5)
+    table = ExactDenoiser(path, p_1=p_1).table(0.5)
     assert table[1].tolist() == [[1, 0, 0], [0, 1, 0]]
-    uniform = ExactDenoiser(MixturePath(UniformSource(2)), p_1=p_1[:2, :2]).posterior(
-        1.0
-    )  # at t = 1 noise is impossible
+    uniform = ExactDenoiser(MixturePath(UniformSource(2)), p_1=p_1[:2, :2]).table(1.0)  # at t = 1 noise is impossible
     assert uniform[1].tolist() == [[1, 0], [0, 1]]
 
 
@@ -228,10 +226,10 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
 
     def magnus(t, t_next):
         middle = (t + t_next) / 2
-        return torch.matrix_exp((t_next - t) * generator(exact.posterior(middle), path.schedule.scalar(middle)))
+        return torch.matrix_exp((t_next - t) * generator(exact.table(middle), path.schedule.scalar(middle)))
 
     def step(t, t_next):
-        return transition_matrix(exact.posterior(t), path, ExactJump(), t=t, t_next=t_next)
+        return transition_matrix(exact.table(t), path, ExactJump(), t=t, t_next=t_next)
 
     truth = product(250, magnus)  # of order two
     gaps = [float((product(pieces, step) - truth).abs().max()) for pieces in (32, 64, 128)]
@@ -258,7 +256,7 @@ def test_the_path_loss_is_smallest_at_the_true_posterior(source, schedule):
     shows = (1 - kappa) * (z == x_0).double() + kappa * (z == x_1).double()
     weight = pi.flatten().repeat_interleave(len(states)) * shows.prod(1)
     kept = weight > 0
-    table = exact.posterior(t).clamp(min=1e-30).log().requires_grad_()
+    table = exact.table(t).clamp(min=1e-30).log().requires_grad_()
     index = torch.arange(len(states)).repeat(len(states) ** 2)
     losses = path_loss(table[index[kept]], x_1[kept], z[kept], schedule.scalar(t))
     (gradient,) = torch.autograd.grad((weight[kept, None] * losses).sum(), table)

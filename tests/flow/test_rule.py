@@ -8,17 +8,18 @@ from scipy.stats import chisquare
 from worlds import SCHEDULES, SOURCES, world
 
 from fsdfm.flow import (
-    DenseLogits,
     ExactDenoiser,
     ExactJump,
     Filter,
     Grid,
+    Independent,
     InstantJump,
     LiteralJump,
     LowDiscrepancyJump,
     MaskSource,
     MixturePath,
     PolynomialSchedule,
+    SamplerState,
     SingleJump,
     SystematicJump,
     UniformSource,
@@ -143,11 +144,9 @@ def test_staying_and_leaving_are_one(jump):
 def one_position_step(jump, p, *, t, t_next, x=1, rows=60_000, path=None, step=0, filter=None):
     path = path or MixturePath(UniformSource(len(p)))
     logits = p.log().float().expand(rows, 1, -1)
-    redraws = jump.redraws(path.schedule, t, t_next).expand(rows)
-    x_t = torch.full((rows, 1), x)
-    return advance(
-        x_t, DenseLogits(logits), redraws, jump=jump, path=path, noise=Noise(5, range(rows)), step=step, filter=filter
-    )
+    times = (torch.full((rows,), time, dtype=torch.float64) for time in (t, t_next))
+    state = SamplerState(torch.full((rows, 1), x), *times, path, Noise(5, range(rows)), index=step, filter=filter)
+    return advance(state, jump, Independent.of_logits(logits))
 
 
 @pytest.mark.parametrize("jump", [*RULES, LiteralJump(InstantJump()), LiteralJump(SingleJump())], ids=str)
@@ -155,18 +154,17 @@ def one_position_step(jump, p, *, t, t_next, x=1, rows=60_000, path=None, step=0
 def test_steps_follow_the_kernel(jump, t, t_next):
     p = random_probs(6)
     outcome = one_position_step(jump, p, t=t, t_next=t_next)
-    counts = torch.bincount(outcome.x_next[:, 0], minlength=6).double()
+    counts = torch.bincount(outcome[:, 0], minlength=6).double()
     expected = kernel_matrix(jump, p, PolynomialSchedule(), t, t_next)[1] * 60_000
     assert bool((counts[expected == 0] == 0).all())
     assert chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-4
-    assert torch.equal(outcome.jumps, outcome.x_next != 1)
 
 
 def test_thinning_has_the_law_of_the_plain_rule():
     """SingleJump tossed the plain way, coin < 1-(1-w)^q with p known first, against the thinned step."""
     p, w = random_probs(6), 0.8
     outcome = one_position_step(SingleJump(), p, t=0.5, t_next=0.9)
-    share = float(outcome.jumps.double().mean())
+    share = float((outcome != 1).double().mean())
     assert share == pytest.approx(1 - (1 - w) ** (1 - float(p[1])), abs=4 * 0.5 / 60_000**0.5)
     candidates = float((Noise(5, range(60_000)).uniform(Purpose.COIN, 1) < w).double().mean())
     assert share < candidates
@@ -176,7 +174,7 @@ def test_a_filter_acts_on_staying_and_moving_alike():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     kept = torch.tensor([5 / 8, 3 / 8, 0, 0], dtype=torch.float64)
     outcome = one_position_step(SingleJump(), p, t=0.2, t_next=0.6, filter=Filter(top_k=2))
-    counts = torch.bincount(outcome.x_next[:, 0], minlength=4).double() / 60_000
+    counts = torch.bincount(outcome[:, 0], minlength=4).double() / 60_000
     expected = kernel_matrix(SingleJump(), kept, PolynomialSchedule(), 0.2, 0.6)[1]
     assert torch.allclose(counts, expected, atol=0.01)
 
@@ -184,11 +182,12 @@ def test_a_filter_acts_on_staying_and_moving_alike():
 def test_what_cannot_be_stepped_is_an_error():
     path, x_t = MixturePath(UniformSource(3)), torch.zeros(2, 4, dtype=torch.int64)
     redraws = ExactJump().redraws(path.schedule, 0.25, 0.5)
-    options = {"jump": ExactJump(), "path": path}
+    times = torch.tensor([0.25, 0.25], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    state, wide = SamplerState(x_t, *times, path, Noise(0, range(2))), Independent.of_logits(torch.zeros(2, 4, 5))
     with pytest.raises(ValueError, match="5 tokens and the source 3"):
-        advance(x_t, DenseLogits(torch.zeros(2, 4, 5)), redraws, noise=Noise(0, range(2)), **options)
+        advance(state, ExactJump(), wide)
     with pytest.raises(ValueError, match="one sample index a row"):
-        advance(x_t, DenseLogits(torch.zeros(2, 4, 3)), redraws, noise=Noise(0), **options)
+        advance(SamplerState(x_t, *times, path, Noise(0)), ExactJump(), wide)
     with pytest.raises(ValueError, match="mask token included"):
         transition_log_prob(torch.zeros(2, 4, 2), x_t, x_t, redraws, jump=ExactJump(), path=MixturePath(MaskSource(3)))
     with pytest.raises(ValueError, match="allowed"):
@@ -196,19 +195,18 @@ def test_what_cannot_be_stepped_is_an_error():
 
 
 def test_the_head_is_asked_only_for_candidates():
-    class Counting:
-        rows = 0
+    asked = []
 
-        def tiles(self, rows):
-            self.rows += len(rows)
-            yield slice(0, len(rows)), torch.zeros(len(rows), 7), None
+    def tiles(rows):
+        asked.append(len(rows))
+        yield slice(0, len(rows)), torch.zeros(len(rows), 7), None
 
     path, noise, grid = MixturePath(UniformSource(7)), Noise(0, range(4)), Grid.uniform(8)
-    counting, x_t = Counting(), torch.zeros(4, 1000, dtype=torch.int64)
+    x_t = torch.zeros(4, 1000, dtype=torch.int64)
     for step, (t, t_next) in enumerate(zip(grid.times[:-1], grid.times[1:], strict=True)):
-        redraws = ExactJump().redraws(path.schedule, t, t_next).expand(4)
-        advance(x_t, counting, redraws, jump=ExactJump(), path=path, noise=noise, step=step)
-    assert counting.rows / 32_000 == pytest.approx(sum(1 / k for k in range(1, 9)) / 8, abs=0.01)  # about a third
+        state = SamplerState(x_t, t.expand(4), t_next.expand(4), path, noise, index=step)
+        advance(state, ExactJump(), Independent(tiles, 1000))
+    assert sum(asked) / 32_000 == pytest.approx(sum(1 / k for k in range(1, 9)) / 8, abs=0.01)  # about a third
 
 
 class TestStratified:
@@ -243,7 +241,7 @@ class TestStratified:
     def test_a_step_follows_the_law_of_its_rule(self):
         p = random_probs(6)
         outcome = one_position_step(SystematicJump(SingleJump()), p, t=0.3, t_next=0.8)
-        counts = torch.bincount(outcome.x_next[:, 0], minlength=6).double()
+        counts = torch.bincount(outcome[:, 0], minlength=6).double()
         assert (
             chisquare(counts, kernel_matrix(SingleJump(), p, PolynomialSchedule(), 0.3, 0.8)[1] * 60_000).pvalue > 1e-4
         )
@@ -296,7 +294,7 @@ class TestSpaced:
         noise = Noise(0, range(6_000))
         x_0 = path.source.sample(noise, 3)
         x_1 = sample(
-            ExactDenoiser(path, p_1=p_1), path, x_0, grid=Grid.uniform(24), noise=noise, jump=LowDiscrepancyJump()
+            ExactDenoiser(path, p_1=p_1), path, x_0, grid=Grid.uniform(24), noise=noise, rule=LowDiscrepancyJump()
         )
         counts = torch.bincount((x_1 * torch.tensor([9, 3, 1])).sum(1), minlength=27).double()
         assert total_variation(counts / counts.sum(), p_1.flatten()) < 0.05

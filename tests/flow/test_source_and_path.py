@@ -99,7 +99,7 @@ def test_the_generator_satisfies_proposition_a1(source, schedule):
     path, p_1 = world(source, schedule)
     exact = ExactDenoiser(path, p_1=p_1)
     for t in (0.0, 0.3, 0.9):
-        u = generator(exact.posterior(t), schedule.scalar(t))
+        u = generator(exact.table(t), schedule.scalar(t))
         off_diagonal = u - torch.diag(u.diag())
         assert float(off_diagonal.min()) >= 0
         assert float(u.diag().max()) <= 0
@@ -121,7 +121,7 @@ def _time_ordered_exponential(exact, start, end, pieces):
     edges = (1 - (1 - start) ** (1 - share) * (1 - end) ** share).tolist()  # 1 - t geometric: steps shrink as g grows
     for a, b in itertools.pairwise(edges):
         nodes = [a + (b - a) * (0.5 - 3**0.5 / 6), a + (b - a) * (0.5 + 3**0.5 / 6)]
-        first, second = (generator(exact.posterior(s), schedule.scalar(s)) for s in nodes)
+        first, second = (generator(exact.table(s), schedule.scalar(s)) for s in nodes)
         commutator = first @ second - second @ first
         # row vectors multiply from the left, so the later generator stands on the right
         product = product @ torch.matrix_exp((b - a) / 2 * (first + second) + 3**0.5 / 12 * (b - a) ** 2 * commutator)
@@ -135,7 +135,7 @@ def test_the_velocity_transports_the_path_and_solves_both_kolmogorov_equations(s
     exact = ExactDenoiser(path, p_1=p_1)
 
     def rate(t):
-        return generator(exact.posterior(t), schedule.scalar(t))
+        return generator(exact.table(t), schedule.scalar(t))
 
     # the marginal path is generated: d/dt p_t = p_t u_t
     slope = (exact.marginal(0.4 + 1e-5) - exact.marginal(0.4 - 1e-5)) / 2e-5

@@ -7,8 +7,7 @@ import torch
 
 import fsdfm
 from fsdfm.checkpoint import save_model
-from fsdfm.flow import JUMPS, Grid, MixturePath, PolynomialSchedule, sample
-from fsdfm.flow.sampler import SplitLogits
+from fsdfm.flow import RULES, Grid, Independent, MixturePath, PolynomialSchedule, sample
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.run import cut_blocks
@@ -24,7 +23,7 @@ def lm():
     return LanguageModel(random_bundle())
 
 
-@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("jump", RULES)
 def test_the_batch_changes_no_token(lm, jump):
     together = lm.generate(PROMPTS, num=3, steps=4, jump=jump)
     alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=3, steps=4, jump=jump)]
@@ -51,7 +50,7 @@ def test_links_survive_the_disk(tmp_path):
     bundle = random_bundle(transition_rank=4)
     save_model(tmp_path / "linked", bundle)
     again = fsdfm.load(tmp_path / "linked")
-    assert torch.equal(again.bundle.model.links[1], bundle.model.links[1])
+    assert torch.equal(again.bundle.model.joint.right, bundle.model.joint.right)
     assert again.generate("a", steps=3).tokens == LanguageModel(bundle).generate("a", steps=3).tokens
     for precision in ("bfloat16", "int8"):
         narrow = fsdfm.load(tmp_path / "linked", precision=precision)
@@ -93,10 +92,10 @@ def test_the_arithmetic_of_a_row_does_not_know_the_batch(budgets):
     for row in range(5):
         assert torch.equal(network.trunk(x_t[row : row + 1], t[row : row + 1], h[row : row + 1])[0], features[row])
     rows = torch.arange(0, 105, 2)  # some of every sample
-    together = torch.cat([tile for _, tile, _ in SplitLogits(network, features).tiles(rows)])
+    together = torch.cat([tile for _, tile, _ in Independent.of_features(features, network).marginals(rows)])
     for row in range(5):
         own = rows[rows // 21 == row] - 21 * row
-        alone = [tile for _, tile, _ in SplitLogits(network, features[row : row + 1]).tiles(own)]
+        alone = [tile for _, tile, _ in Independent.of_features(features[row : row + 1], network).marginals(own)]
         assert torch.equal(torch.cat(alone), together[rows // 21 == row])
 
 

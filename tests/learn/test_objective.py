@@ -5,7 +5,7 @@ from worlds import SCHEDULES, SOURCES, world
 
 from fsdfm.flow import (
     POLICIES,
-    ChainCRF,
+    Chain,
     ExactDenoiser,
     MaskSource,
     MixturePath,
@@ -27,6 +27,8 @@ from fsdfm.learn.objective import (
     PathObjective,
 )
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
+from fsdfm.model import ModelConfig
+from fsdfm.model.dit import TransitionTables
 from fsdfm.noise import Noise, Purpose
 
 VOCAB, LENGTH, BATCH = 11, 6, 32
@@ -220,7 +222,7 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     weight = p_0[x_0].prod(1) * p_1[x_1[:, 0], x_1[:, 1]] * shows.prod(1)
     model = TableNet(vocab, 2, slots=1)
     with torch.no_grad():
-        model.table.copy_(exact.posterior(t).clamp(min=1e-30).log())
+        model.table.copy_(exact.table(t).clamp(min=1e-30).log())
     kept = weight > 0
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
     movable = path.source.movable(x_t)
@@ -343,24 +345,23 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
     assert not asked  # one process asks only for what it needs
 
 
-# --- links between neighbours -----------------------------------------------------------------------------------------
+# --- positions that depend on each other ------------------------------------------------------------------------------
 
 
-class LinkedNet(MixerNet):
-    """A network with links."""
+class ChainNet(MixerNet):
+    """A network whose positions are a chain."""
 
     def __init__(self, vocab):
         super().__init__(vocab)
         generator = torch.Generator().manual_seed(9)
-        self.left, self.right = (torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2))
+        self.joint = TransitionTables(ModelConfig(vocab_size=vocab, transition_rank=3))
+        self.joint.left, self.joint.right = (
+            torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2)
+        )
 
-    @property
-    def links(self):
-        return self.left, self.right
 
-
-def test_a_linked_model_learns_the_likelihood_of_its_chain():
-    path, model = MixturePath(UniformSource(VOCAB)), LinkedNet(VOCAB)
+def test_a_chain_learns_the_likelihood_of_its_chain():
+    path, model = MixturePath(UniformSource(VOCAB)), ChainNet(VOCAB)
     given, real = torch.zeros(2, BATCH, LENGTH, dtype=torch.bool)
     given[:, 0], real[:] = True, True
     real[::2, -2:] = False
@@ -373,7 +374,7 @@ def test_a_linked_model_learns_the_likelihood_of_its_chain():
     for row, length in ((0, LENGTH - 2), (1, LENGTH)):
         held = torch.full((1, length), -1)
         held[0, 0] = batch.x_1[row, 0]
-        chain = ChainCRF.of(u[row : row + 1, :length], model.links, held=held)
+        chain = Chain.of(u[row : row + 1, :length], (model.joint.left, model.joint.right), held=held)
         expected = -chain.log_prob(batch.x_1[row : row + 1, :length]) / (length - 1)
         assert torch.allclose(outcome.sample_loss[row], expected[0], rtol=1e-5)
     assert torch.allclose(outcome.loss, outcome.sample_loss.mean(), rtol=1e-5)
@@ -381,7 +382,7 @@ def test_a_linked_model_learns_the_likelihood_of_its_chain():
 
 @pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
 def test_chunks_change_nothing_of_a_chain(source):
-    path, model = MixturePath(source), LinkedNet(VOCAB)
+    path, model = MixturePath(source), ChainNet(VOCAB)
     batch, noise = batch_of(path)
     results = [
         gradients(FewStepObjective(path, loss=CrossEntropy(), path_below_h=2.0, chunk=chunk), model, batch, noise)
@@ -389,13 +390,13 @@ def test_chunks_change_nothing_of_a_chain(source):
     ]
     (whole, expected), (parts, actual) = results
     assert torch.allclose(whole.loss, parts.loss, rtol=1e-5)
-    assert {"left", "right"} <= set(expected)
+    assert {"joint.left", "joint.right"} <= set(expected)
     for name, gradient in expected.items():
         assert torch.allclose(gradient, actual[name], rtol=1e-4, atol=1e-6), name
 
 
-def test_links_know_no_teacher_and_no_other_loss():
-    path, model = MixturePath(UniformSource(VOCAB)), LinkedNet(VOCAB)
+def test_a_chain_knows_no_teacher_and_no_other_loss():
+    path, model = MixturePath(UniformSource(VOCAB)), ChainNet(VOCAB)
     batch, noise = batch_of(path)
     with pytest.raises(ValueError, match="which no teacher knows of; set objective.path_below_h to 2"):
         FewStepObjective(path, loss=CrossEntropy())(model, batch, noise, training_step=0, ema=model)

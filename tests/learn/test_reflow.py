@@ -42,10 +42,11 @@ def test_the_first_token_is_given():
     assert bool((sink.x_1[:, 0] == 5).all())
 
 
-def test_tied_draws_are_not_for_linked_positions():
+def test_tied_draws_are_not_for_joint_posteriors():
     model = MixerNet(9)
-    model.links = (torch.zeros(9, 1), torch.zeros(9, 1))
-    with pytest.raises(ValueError, match="use free draws, or a parent without links"):
+    model.joint = TransitionTables(ModelConfig(vocab_size=9, transition_rank=1))
+    model.joint.initialise(0)
+    with pytest.raises(ValueError, match="use free draws, or a parent with independent positions"):
         Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4), draws=DRAWS["tied"])
     x_0, x_1 = Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4)).pairs(range(3))
     assert x_0.shape == x_1.shape == (3, 6)

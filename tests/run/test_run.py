@@ -133,18 +133,18 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     linked = ["objective.loss=cross-entropy", "objective.path_below_h=2.0"]
     changes += [*linked, "model.transition_rank=4"]
     start = module.start(load_recipe(few, changes), tmp_path / "child")
-    counted = start.model.links[0] @ start.model.links[1].T
+    counted = start.model.joint.left @ start.model.joint.right.T
     assert counted[ord("c"), ord("a")] > counted[ord("a"), ord("c")] + 0.1  # cats, and hardly an ac
     result, _ = train_silently(few, *changes)
     assert result.finished
     child = load_model(tmp_path / "child")
     assert child.model.config.transition_rank == 4
-    trained = child.model.links[0] @ child.model.links[1].T
+    trained = child.model.joint.left @ child.model.joint.right.T
     assert not torch.allclose(trained, counted)
     again = [*child_of(tmp_path / "child", tmp_path / "next"), *linked]
     for rank in ((), ("model.transition_rank=4",)):
         onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
-        assert torch.equal(onward.model.links[0], child.model.links[0])
+        assert torch.equal(onward.model.joint.left, child.model.joint.left)
     with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has links of rank 4"):
         train_silently(few, *again, "model.transition_rank=5")
     for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
@@ -153,7 +153,7 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     none = module.start(
         load_recipe(few, [*child_of(parent, tmp_path / "none"), "model.transition_rank=0"]), tmp_path / "none"
     )
-    assert none.model.links is None
+    assert none.model.joint is None
 
 
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):

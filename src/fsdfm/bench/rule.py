@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.bench.measure import interleaved_medians, peak_extra_mib
-from fsdfm.flow import JUMPS, DenseLogits, Grid, Jump, MixturePath, UniformSource, advance
+from fsdfm.flow import RULES, Grid, Independent, MixturePath, SamplerState, StepRule, UniformSource, advance
 from fsdfm.noise import Noise
 
 __all__ = ["JumpBench", "bench_jump"]
@@ -45,7 +45,7 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
         "softmax": lambda: torch.softmax(logits, -1),
         "multinomial": lambda: torch.multinomial(probs, 1),
     }
-    for name, rule in JUMPS.items():
+    for name, rule in RULES.items():
         jobs[name] = _last_step(rule, x_t, logits, setting)
         jobs[name + " mean"] = _all_steps(rule, x_t, logits, setting)
     seconds = interleaved_medians(jobs, repeats=setting.repeats, title="bench jump")
@@ -57,7 +57,7 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
             "speedup_over_multinomial": seconds["multinomial"] / seconds[name],
             "peak_extra_mib": memory[name],
         }
-        for name in JUMPS
+        for name in RULES
     }
     result["reference"] = {
         "softmax_ms": 1000 * seconds["softmax"],
@@ -72,28 +72,20 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
     return result
 
 
-def _step(rule: Jump, x_t: Tensor, logits: Tensor, *, grid: Grid, index: int) -> None:
+def _step(rule: StepRule, x_t: Tensor, logits: Tensor, *, grid: Grid, index: int) -> None:
     path, noise = MixturePath(UniformSource(logits.shape[-1])), Noise(seed=0)
-    times = grid.times
-    redraws = rule.redraws(path.schedule, times[:-1], times[1:])
-    advance(
-        x_t,
-        DenseLogits(logits),
-        redraws[index : index + 1],
-        jump=rule,
-        path=path,
-        noise=noise,
-        step=index,
-        earlier_bounds=-torch.expm1(-redraws[None, :index]),
-    )
+    posterior = Independent.of_logits(logits)
+    bounds = path.schedule.redraw(grid.times[:index], grid.times[1 : index + 1])[None]
+    times = grid.times[index : index + 1], grid.times[index + 1 : index + 2]
+    advance(SamplerState(x_t, *times, path, noise, index=index, memory={"bounds": bounds}), rule, posterior)
 
 
-def _last_step(rule: Jump, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
+def _last_step(rule: StepRule, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
     grid = Grid.uniform(setting.steps)
     return lambda: _step(rule, x_t, logits, grid=grid, index=setting.steps - 1)
 
 
-def _all_steps(rule: Jump, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
+def _all_steps(rule: StepRule, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
     grid = Grid.uniform(setting.steps)
 
     def run() -> None:

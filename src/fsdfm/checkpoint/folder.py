@@ -67,7 +67,7 @@ _LARGEST_TEXT = {
 _LARGEST_HEADER = 2**24  # of a safetensors file
 _AVERAGED = "averaged weights"  # what is stored unless a checkpoint's facts say otherwise
 _RENAMED_KEYS = {"link_rank": "transition_rank"}  # in config.json of earlier checkpoints
-_RENAMED_TENSORS = {"link_tables.": "transitions."}
+_RENAMED_TENSORS = {"link_tables.": "joint."}
 _DTYPES = {  # safetensors' names
     torch.float64: "F64",
     torch.float32: "F32",

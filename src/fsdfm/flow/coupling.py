@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fsdfm.flow.categorical import Filter
 from fsdfm.flow.path import MixturePath
-from fsdfm.flow.sampler import LogitsHook, Rows
+from fsdfm.flow.posterior import LogitsHook, Rows
 from fsdfm.flow.source import UniformSource
 
 __all__ = ["alike", "inverse_autoregressive_noise", "quantile_draws", "quantile_law"]

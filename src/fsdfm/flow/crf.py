@@ -1,50 +1,60 @@
-"""The posterior as a chain: neighbours that are drawn in one step know of each other.
+"""A linear-chain CRF as the posterior: neighbours that are drawn in one step know of each other.
 
-A denoiser with independent outputs draws every position of a step as if it were alone. Here p_{1|t} is a Markov chain
-over the positions instead,
+A denoiser with independent outputs draws every position of a step as if it were alone. Here p_{1|t} is a conditional
+random field over the positions instead (Lafferty et al. 2001),
 
     p(x) = 1/Z  prod_i e^{u_i(x_i)}  prod_i e^{s(x_i, x_{i+1})},     s(a, b) = <left_a, right_b>,
 
-u_i the network's logits and s the *links*, one number for a pair of neighbours, of low rank. Only the K likeliest
-tokens of a position, its *candidates*, are linked; all others together are one more state, the *rest*, whose links are
-0 and inside which u decides. So every text has a probability, and sums over texts cost L K^2 (forward-backward):
+u_i the network's logits, the *fields*, and s the *transitions*, one number for a pair of neighbours, of low rank. Only
+the K likeliest tokens of a position, its *candidates*, have transitions; all others together are one more state, the
+*rest*, whose transitions are 0 and inside which u decides. So every text has a probability, and sums over texts cost
+L K^2 (forward-backward):
 
     alpha_1 = u_1,   alpha_{i+1}(b) = u_{i+1}(b) + log sum_a e^{alpha_i(a) + s(a, b)},   log Z = logsumexp alpha_L.
 
-Without links the chain is the product of the positions' softmaxes.
+Without transitions the chain is the product of the positions' softmaxes. Low-rank transitions over a beam of candidates
+are those of Sun et al. (2019, arXiv 1910.11555) for non-autoregressive translation; relatives in discrete diffusion are
+CoDD (2603.00045), tensor-train joints (2607.03788) and Discrete Copula Diffusion (2410.01949). The rest state, which
+makes the law of whole texts exact and normalised, and its use along a uniform-source flow are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CANDIDATES", "ChainCRF", "Transitions", "pmi_transitions", "transitions_of"]
+from fsdfm.flow.categorical import Filter
+from fsdfm.flow.posterior import (
+    Independent,
+    LogitsHook,
+    Posterior,
+    SplitNetwork,
+    Tile,
+    independent_posterior,
+    rows_of,
+)
+
+__all__ = ["CANDIDATES", "Chain", "ChainCRF", "Transitions", "crf_posterior", "pmi_transitions"]
 
 Transitions = tuple[Tensor, Tensor]
 """What a token makes of the next: left and right, [V, r] each, with s(a, b) = <left_a, right_b>."""
 
-CANDIDATES = 64  # tokens a position that are linked to their neighbours
+CANDIDATES = 64  # tokens per position that have transitions
+_SAMPLES = 8  # whose texts are drawn together on a GPU
 _NEVER = -1e30  # the log of 0, where a gradient passes
-
-
-def transitions_of(denoiser: Any) -> Transitions | None:
-    """The links of a denoiser, if it has any."""
-    found: Transitions | None = getattr(denoiser, "links", None)
-    return found
 
 
 def pmi_transitions(counts: Tensor, rank: int, *, strength: float = 0.5, prior: float = 30.0) -> Transitions:
     """Transitions to begin with, from how often token b follows a: sparse counts n [V, V] -> [V, rank] twice.
 
     The best approximation of that rank to strength * max(0, log[n_ab n / (n_a n_b)]), how much more often than by
-    chance b follows a; `prior` pairs a token by chance are counted with what was seen. A network knows some of that
-    itself, so the links of a trained chain are weaker: hence the strength.
+    chance b follows a (its positive pointwise mutual information); `prior` pairs a token by chance are counted with
+    what was seen. A network knows some of that itself, so the transitions of a trained chain are weaker: hence the
+    strength.
     """
     counts = counts.coalesce()
     (first, then), seen = counts.indices(), counts.values().double()
@@ -63,8 +73,8 @@ def pmi_transitions(counts: Tensor, rank: int, *, strength: float = 0.5, prior: 
 
 
 @dataclass(frozen=True)
-class ChainCRF:
-    """A law of texts [B, L]: `ChainCRF.of(logits, links)`.
+class Chain:
+    """The law of texts [B, L] of a linear-chain CRF: `Chain.of(logits, transitions)`.
 
     log_p    log softmax of u: [B, L, V]
     tokens   the candidates, int64 [B, L, K]
@@ -81,18 +91,18 @@ class ChainCRF:
     def of(
         cls,
         logits: Tensor,
-        links: Transitions,
+        transitions: Transitions,
         *,
         held: Tensor | None = None,
         joined: Tensor | None = None,
         temperature: float = 1.0,
         candidates: int = CANDIDATES,
-    ) -> ChainCRF:
+    ) -> Chain:
         """The chain of logits [B, L, V], in float32 or finer.
 
         held          a token where a position is certain, -1 elsewhere: int64 [B, L]; None: nowhere
-        joined        positions that are part of the text, bool [B, L]: others are linked to nobody; None: all are
-        temperature   divides the links; the logits have theirs already
+        joined        positions that are part of the text, bool [B, L]: others have no transitions; None: all are
+        temperature   divides the transitions; the logits have theirs already
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if held is not None:
@@ -103,7 +113,7 @@ class ChainCRF:
         top, tokens = log_p.topk(count, -1)
         rest = torch.logsumexp(log_p.scatter(-1, tokens, _NEVER), -1, keepdim=True)
         with torch.autocast(logits.device.type, enabled=False):
-            left, right = (table.to(log_p.dtype) for table in links)
+            left, right = (table.to(log_p.dtype) for table in transitions)
             scores = left[tokens[:, :-1]] @ right[tokens[:, 1:]].transpose(-1, -2) / temperature
         if joined is not None:
             scores = scores * (joined[:, :-1] & joined[:, 1:])[..., None, None]
@@ -175,6 +185,96 @@ class ChainCRF:
             beta = torch.bmm(link, (weight * betas[-1])[..., None])[..., 0]
             betas.append(beta / beta.amax(-1, keepdim=True))
         return torch.stack(betas[::-1], 1)
+
+
+@dataclass(frozen=True)
+class ChainCRF(Posterior):
+    """The posterior with these fields and transitions.
+
+    held        the token of every position that is certain, -1 elsewhere: int64 [B, L]
+    forbidden   a token that cannot be, such as the mask
+
+    On a CPU one sample at a time, so that what is drawn does not depend on the rows beside it.
+    """
+
+    fields: Independent
+    transitions: Transitions
+    held: Tensor
+    forbidden: int | None = None
+    joint = True
+
+    def marginals(self, rows: Tensor) -> Iterator[Tile]:
+        """The log marginals of a sample's rows, sample after sample."""
+        samples, counts = torch.unique_consecutive(rows // self.fields.length, return_counts=True)
+        start = 0
+        for sample, fields, count in zip(samples, self._fields(samples), counts.tolist(), strict=True):
+            own = slice(start, start + count)
+            chain = Chain.of(fields[None], self.transitions, held=self.held[sample][None])
+            yield own, chain.log_marginals()[0][rows[own] % self.fields.length], None
+            start = own.stop
+
+    def draw(self, samples: Tensor, u: Tensor, *, filter: Filter | None = None) -> Tensor:
+        """Texts drawn from the chain, all positions together. A temperature divides fields and transitions."""
+        temperature = 1.0 if filter is None else filter.temperature
+        together = 1 if self.held.device.type == "cpu" else _SAMPLES
+        fields, texts = self._fields(samples), []
+        for own_samples, own_u in zip(
+            torch.split(samples, together), torch.split(u.to(self.held.device), together), strict=True
+        ):
+            own = torch.cat([next(fields) for _ in own_samples])
+            own = own if filter is None else filter(own)
+            chain = Chain.of(
+                own.view(*own_u.shape, -1), self.transitions, held=self.held[own_samples], temperature=temperature
+            )
+            texts.append(chain.draw(own_u))
+        return torch.cat(texts)
+
+    def log_prob(self, x_1: Tensor) -> Tensor:
+        """log p of the chain, normalised over all texts."""
+        samples = torch.arange(len(x_1), device=x_1.device)
+        chains = (
+            Chain.of(fields[None], self.transitions, held=held[None])
+            for fields, held in zip(self._fields(samples), self.held, strict=True)
+        )
+        return torch.cat([chain.log_prob(x[None]) for chain, x in zip(chains, x_1, strict=True)])
+
+    def given(self, held: Tensor, *, forbidden: int | None = None) -> ChainCRF:
+        """What is certain tells its neighbours."""
+        return replace(self, held=held, forbidden=forbidden)
+
+    def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> ChainCRF:
+        """The hook changes the fields."""
+        return replace(self, fields=self.fields.changed(hook, x_t, t=t, t_next=t_next))
+
+    def _fields(self, samples: Tensor) -> Iterator[Tensor]:
+        """u of one sample after the other, in memory of its own, float32 or finer: [L, V] each."""
+        length = self.fields.length
+        waiting: list[Tensor] = []
+        for _, tile, own in self.fields.marginals(rows_of(samples, length)):
+            waiting.append(tile if own is None else tile[own])
+            while sum(map(len, waiting)) >= length:
+                joined = torch.cat(waiting)
+                fields, waiting = joined[:length], [joined[length:]]
+                fields = fields.to(torch.float64 if fields.dtype == torch.float64 else torch.float32)
+                if self.forbidden is not None:
+                    fields[:, self.forbidden] = -torch.inf
+                yield fields
+
+
+def crf_posterior(
+    network: SplitNetwork,
+    transitions: Transitions,
+    x_t: Tensor,
+    *,
+    t: Tensor,
+    h: Tensor,
+    rows: Tensor | None = None,
+) -> ChainCRF:
+    """The chain whose fields are a network's logits; whole texts are asked for where one of their rows is wanted."""
+    if rows is not None:
+        rows = rows_of(torch.unique_consecutive(rows // x_t.shape[1]), x_t.shape[1])
+    fields = independent_posterior(network, x_t, t, h=h, rows=rows)
+    return ChainCRF(fields, transitions, torch.full_like(x_t, -1))
 
 
 def _pick(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

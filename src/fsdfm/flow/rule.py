@@ -1,7 +1,11 @@
-"""Jump rules: one step x_t -> x_{t+h} of every position.
+"""Step rules: how x_t becomes x_{t+h}.
 
-With the posterior p frozen over the step, a position is redrawn from p at rate g(t); let E be the number of redraws a
-rule expects in the step and q = 1 - p(x_t). The rules differ in one probability, that of staying:
+A rule *plans* which rows of the posterior it wants, before the network runs, and then *applies* what it was told. Own
+rules are subclasses of `StepRule`; `RULES["name"] = MyRule()` gives one a name on the command line and in recipes.
+
+**Jumps**, this file's rules, decide position by position. With the posterior p frozen over the step, a position is
+redrawn from p at rate g(t); let E be the number of redraws a rule expects in the step and q = 1 - p(x_t). The rules
+differ in one probability, that of staying:
 
     ExactJump     E = G_{t,h}     stay = e^-E + (1 - e^-E) p(x_t)     exp(G (1p^T - I)) in closed form
     SingleJump    E = G_{t,h}     stay = e^(-E q)                     the paper's, appendix B.1
@@ -21,30 +25,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fsdfm.flow.categorical import Filter, draw
 from fsdfm.flow.path import MixturePath, require_rows
+from fsdfm.flow.posterior import Posterior
 from fsdfm.flow.schedule import Schedule, Time, as_interval
 from fsdfm.flow.source import Source
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [
-    "JUMPS",
+    "RULES",
     "ExactJump",
     "InstantJump",
-    "JointLogits",
     "Jump",
-    "JumpOutcome",
     "LiteralJump",
     "LowDiscrepancyJump",
-    "RowLogits",
+    "Plan",
+    "SamplerState",
     "SingleJump",
+    "StepRule",
     "SystematicJump",
     "advance",
     "low_discrepancy_turns",
@@ -54,8 +57,57 @@ __all__ = [
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-class Jump(ABC):
-    """A rule: the expected number of redraws in a step, and the probability of staying that follows from it."""
+@dataclass
+class SamplerState:
+    """Where a sampler stands before a step from t to t_next, and what its rule may look at.
+
+    x_t      int64 [B, L]
+    t, t_next   float64 [B] each
+    index    the number of the step, which addresses the noise, of `steps` in all
+    frozen   positions that must not change: bool [B, L]
+    filter   temperature, top-k and top-p of this step
+    memory   what a rule wants to remember for its next step, by names of its own; empty at the start
+    """
+
+    x_t: Tensor
+    t: Tensor
+    t_next: Tensor
+    path: MixturePath
+    noise: Noise
+    index: int = 0
+    steps: int = 1
+    frozen: Tensor | None = None
+    filter: Filter | None = None
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    def movable(self) -> Tensor:
+        """Positions that may change: neither frozen nor held fast by the source; bool [B, L]."""
+        movable = self.path.source.movable(self.x_t)
+        return movable if self.frozen is None else movable & ~self.frozen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows whose posterior a step wants, int64 [N] in order, and what else was decided with them."""
+
+    rows: Tensor
+    coins: Tensor | None = None
+
+
+class StepRule(ABC):
+    """One step of the sampler."""
+
+    @abstractmethod
+    def plan(self, state: SamplerState) -> Plan:
+        """Which rows this step wants to know about, before anything is known about them."""
+
+    @abstractmethod
+    def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
+        """x_{t+h}, int64 [B, L], from the posterior at the rows of the plan."""
+
+
+class Jump(StepRule):
+    """A rule that decides position by position: the expected number of redraws, and the probability of staying."""
 
     markov = True  # the next state depends on the present one only, so a transition has a probability
 
@@ -102,6 +154,56 @@ class Jump(ABC):
         bounds   P(candidate) of each step of the trajectory so far, this one last: float64 [B, step+1] or [B, 1]
         """
         return noise.uniform(Purpose.COIN, length, step)
+
+    def plan(self, state: SamplerState) -> Plan:
+        """The candidates: positions whose coin lies below the bound, which needs no posterior."""
+        length, device = state.x_t.shape[1], state.x_t.device
+        require_rows(state.noise, len(state.x_t))
+        bound = self._bound(state)
+        earlier = state.memory.get("bounds")
+        bounds = bound[:, None] if earlier is None else torch.cat([earlier, bound[:, None]], -1)
+        coins = self.coins(state.noise, length, state.index, bounds.to(state.noise.samples.device))
+        candidate = (coins < bound[:, None].to(coins.device)).to(device) & state.movable()
+        return Plan(candidate.flatten().nonzero()[:, 0], coins)
+
+    def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
+        """The only place that draws destinations.
+
+        Where the posterior is a joint one and a candidate is redrawn from it, all positions are drawn together and the
+        candidates take what was drawn for them. Other rules are asked of its marginals.
+        """
+        bound = self._bound(state)[:, None]
+        earlier = state.memory.get("bounds")
+        state.memory["bounds"] = bound if earlier is None else torch.cat([earlier, bound], -1)
+        u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
+        if posterior.joint and self.redraws_candidates:
+            return _redrawn_together(state, plan, posterior, u)
+        return self._moved(state, plan, posterior, u.flatten()[plan.rows.to(u.device)])
+
+    def _bound(self, state: SamplerState) -> Tensor:
+        """P(candidate) of this step: float64 [B]."""
+        return -torch.expm1(-self.redraws(state.path.schedule, state.t, state.t_next).expand(len(state.x_t)))
+
+    def _moved(self, state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+        """Every candidate leaves or stays, and goes where its own u says."""
+        assert plan.coins is not None
+        device, length, source = state.x_t.device, state.x_t.shape[1], state.path.source
+        precise = torch.float32 if device.type == "mps" else torch.float64
+        rows, current = plan.rows, state.x_t.flatten()[plan.rows]
+        tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
+        for part, tile, own in posterior.marginals(rows):
+            _check_width(tile, source)
+            drawn = draw(
+                tile, u[part], rows=own, exclude=current[part], forbidden=source.mask_token, filter=state.filter
+            )
+            assert drawn.log_p_excluded is not None
+            tokens[part], log_p[part] = drawn.tokens, drawn.log_p_excluded
+        redraws = self.redraws(state.path.schedule, state.t, state.t_next).expand(len(state.x_t))
+        leave = self.leave(log_p, redraws.to(device, precise)[rows // length])
+        jumping = plan.coins.to(device, precise).flatten()[rows] < leave
+        x_next = state.x_t.flatten().clone()
+        x_next[rows[jumping]] = tokens[jumping]
+        return x_next.view_as(state.x_t)
 
     def kernel(self, probs: Tensor, x_t: Tensor, redraws: Tensor) -> Tensor:
         """The law of x_{t+h} a position, dense: probs [..., V], x_t [...], redraws like x_t -> [..., V]."""
@@ -256,102 +358,37 @@ class LowDiscrepancyJump(_PlannedJump):
 
 
 def low_discrepancy_turns(noise: Noise, length: int) -> Tensor:
-    """kappa at which each position has its first turn under `LowDiscrepancyJump`: frac(U + i/phi), float64 [B, length]."""
+    """kappa at each position's first turn under `LowDiscrepancyJump`: frac(U + i/phi), float64 [B, length]."""
     position = torch.arange(length, dtype=torch.float64, device=noise.samples.device)
     return torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
 
 
-JUMPS: dict[str, Jump] = {
+RULES: dict[str, StepRule] = {
     "exact": ExactJump(),
     "single": SingleJump(),
     "instant": InstantJump(),
-    "stratified": SystematicJump(ExactJump()),
+    "systematic": SystematicJump(ExactJump()),
     "spaced": LowDiscrepancyJump(ExactJump()),
 }
-"""The rules by their names on the command line and in recipes."""
+"""The rules by their names on the command line and in recipes; add your own."""
 
 
-class RowLogits(Protocol):
-    """Logits that can be had for some rows only; a row is a position of a sample, b * L + i. Rows come in order."""
-
-    def tiles(self, rows: Tensor) -> Iterable[tuple[slice, Tensor, Tensor | None]]:
-        """Cut `rows` into slices; for each give logits [M, V] and their rows meant (None: all in order)."""
-        ...
+def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor:
+    """One step with a posterior that is there already: x_{t+h}, int64 [B, L]."""
+    return rule.apply(state, rule.plan(state), posterior)
 
 
-@runtime_checkable
-class JointLogits(RowLogits, Protocol):
-    """Logits of a posterior whose positions are not independent: its rows are marginals, and it draws whole texts."""
-
-    def draw_texts(self, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
-        """Texts of some samples, int64 [n], from uniforms u [n, L]: int64 [n, L]."""
-        ...
-
-
-class JumpOutcome(NamedTuple):
-    """The next state, int64 [B, L], and which positions changed, bool [B, L]."""
-
-    x_next: Tensor
-    jumps: Tensor
-
-
-def advance(
-    x_t: Tensor,
-    logits: RowLogits,
-    redraws: Tensor,
-    *,
-    jump: Jump,
-    path: MixturePath,
-    noise: Noise,
-    step: int = 0,
-    earlier_bounds: Tensor | None = None,
-    frozen: Tensor | None = None,
-    filter: Filter | None = None,
-) -> JumpOutcome:
-    """One step of every position: the only place that tosses coins and draws destinations.
-
-    redraws         E of this step, from `jump.redraws`: float64 [B], or [] where it is the same for all
-    step            its number, which addresses the noise
-    earlier_bounds  P(candidate) of the steps before: float64 [B, step]; a rule with memory needs them
-    frozen          positions that must not change: bool [B, L]
-
-    Where the posterior is a joint one and a candidate is redrawn from it, all positions are drawn together and the
-    candidates take what was drawn for them. Other rules are asked of its marginals.
-    """
-    (batch, length), device = x_t.shape, x_t.device
-    require_rows(noise, batch)
-    redraws = redraws.expand(batch)
-    precise = torch.float32 if device.type == "mps" else torch.float64
-    bound = -torch.expm1(-redraws)
-    bounds = bound[:, None] if earlier_bounds is None else torch.cat([earlier_bounds, bound[:, None]], -1)
-    coin = jump.coins(noise, length, step, bounds.to(noise.samples.device))
-    candidate = (coin < bound[:, None].to(coin.device)).to(device) & path.source.movable(x_t)
-    if frozen is not None:
-        candidate &= ~frozen
-    destinations = noise.uniform(Purpose.DESTINATION, length, step)
-    if isinstance(logits, JointLogits) and jump.redraws_candidates:
-        moving = candidate.any(1).nonzero()[:, 0]
-        x_next = x_t.clone()
-        if len(moving):
-            texts = logits.draw_texts(moving, destinations[moving.to(destinations.device)], filter=filter)
-            x_next[moving] = torch.where(candidate[moving], texts, x_t[moving])
-        return JumpOutcome(x_next, x_next != x_t)
-    rows = candidate.flatten().nonzero()[:, 0]
-    current = x_t.flatten()[rows]
-    u = destinations.flatten()[rows.to(noise.samples.device)]
-    tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
-    for part, tile, tile_rows in logits.tiles(rows):
-        _check_width(tile, path.source)
-        drawn = draw(
-            tile, u[part], rows=tile_rows, exclude=current[part], forbidden=path.source.mask_token, filter=filter
-        )
-        assert drawn.log_p_excluded is not None
-        tokens[part], log_p[part] = drawn.tokens, drawn.log_p_excluded
-    leave = jump.leave(log_p, redraws.to(device, precise)[rows // length])
-    jumping = coin.to(device, precise).flatten()[rows] < leave
-    x_next = x_t.flatten().clone()
-    x_next[rows[jumping]] = tokens[jumping]
-    return JumpOutcome(x_next.view_as(x_t), (x_next != x_t.flatten()).view_as(x_t))
+def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+    """Candidates take their part of a whole text drawn for their sample."""
+    candidate = torch.zeros(state.x_t.numel(), dtype=torch.bool, device=state.x_t.device)
+    candidate[plan.rows] = True
+    candidate = candidate.view_as(state.x_t)
+    moving = candidate.any(1).nonzero()[:, 0]
+    x_next = state.x_t.clone()
+    if len(moving):
+        texts = posterior.draw(moving, u[moving.to(u.device)], filter=state.filter)
+        x_next[moving] = torch.where(candidate[moving], texts, state.x_t[moving])
+    return x_next
 
 
 def _check_width(logits: Tensor, source: Source) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from fsdfm.flow import JUMPS, Filter, Grid, Jump, Schedule
+from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions"]
 
@@ -28,7 +28,7 @@ class SamplerOptions(TypedDict, total=False):
     final_temperature: float | None
     top_p: float | None
     top_k: int | None
-    jump: str | Jump | None
+    jump: str | StepRule | None
     grid: str | Grid
     start: float | None
     keep_states: bool
@@ -43,8 +43,8 @@ class SamplerConfig:
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
                   so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
-    jump          the rule of a step: exact, single, instant, stratified, spaced, or a `Jump`; the model's own advice
-                  unless said, exact where it has none
+    jump          the rule of a step: exact, single, instant, systematic, spaced, or a `StepRule`; the model's own
+                  advice unless said, exact where it has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is; a blind repair estimates it
@@ -57,7 +57,7 @@ class SamplerConfig:
     final_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    jump: str | Jump | None = None
+    jump: str | StepRule | None = None
     grid: str | Grid = "uniform"
     start: float | None = None
     keep_states: bool = False
@@ -77,14 +77,14 @@ class SamplerConfig:
         made = Filter(temperature, self.top_k, self.top_p, self.final_temperature)
         return None if made == Filter() else made
 
-    def rule(self) -> Jump:
+    def rule(self) -> StepRule:
         """The jump rule."""
         jump = "exact" if self.jump is None else self.jump
-        if isinstance(jump, Jump):
+        if isinstance(jump, StepRule):
             return jump
-        if jump not in JUMPS:
-            raise ValueError(f"jump is {jump!r}; allowed are {', '.join(JUMPS)}")
-        return JUMPS[jump]
+        if jump not in RULES:
+            raise ValueError(f"jump is {jump!r}; allowed are {', '.join(RULES)}")
+        return RULES[jump]
 
     def advised(self, advice: Mapping[str, Any] | None) -> SamplerConfig:
         """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.

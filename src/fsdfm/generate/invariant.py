@@ -8,13 +8,13 @@ time, the head HEAD_ROWS positions, and what is missing is filled up.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdfm.flow import PickyDenoiser, SplitDenoiser, Transitions, transitions_of
-from fsdfm.flow.rule import RowLogits
-from fsdfm.flow.sampler import CRFLogits, SplitLogits
+from fsdfm.flow import Posterior, SplitNetwork, network_posterior
 from fsdfm.runtime import Runtime
 
 __all__ = ["HEAD_ROWS", "BatchInvariant"]
@@ -27,15 +27,20 @@ _ROWS_ELSEWHERE = 8
 class BatchInvariant:
     """A denoiser in two parts whose result for a row does not depend on the rows beside it."""
 
-    def __init__(self, model: SplitDenoiser, runtime: Runtime):
+    def __init__(self, model: SplitNetwork, runtime: Runtime):
         self.model, self.runtime = model, runtime
         self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
         self.samples_apart = self.rows == 1  # what the sampler asks of the head is of one sample, too
 
     @property
-    def links(self) -> Transitions | None:
-        """The model's links between neighbours, if it has any."""
-        return transitions_of(self.model)
+    def joint(self) -> Any:
+        """The model's joint head, if it has one."""
+        return getattr(self.model, "joint", None)
+
+    @torch.no_grad()
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
+        return network_posterior(self, x_t, t, h=h, rows=rows)
 
     @torch.no_grad()
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -56,7 +61,8 @@ class BatchInvariant:
         How many rows a sample has is its own affair (its coins decide), so a sample asked alone keeps its shapes. One
         with no rows is not computed: of 1,024 steps over 256 positions nearly half have nothing to draw.
         """
-        if self.rows > 1 or self.runtime.config.compile or not isinstance(self.model, PickyDenoiser):
+        features_at = getattr(self.model, "features_at", None)
+        if self.rows > 1 or self.runtime.config.compile or features_at is None:
             return self.trunk(x_t, t, h).flatten(0, 1)[rows]
         parts, length = [], x_t.shape[1]
         counts = torch.bincount(rows // length, minlength=len(x_t)).tolist()
@@ -65,7 +71,7 @@ class BatchInvariant:
                 continue
             one = slice(sample, sample + 1)
             with self.runtime.autocast():
-                found = self.model.features_at(x_t[one], t[one], h[one], rows=own - sample * length)
+                found = features_at(x_t[one], t[one], h[one], rows=own - sample * length)
             parts.append(found.to(torch.float32))
         return torch.cat(parts) if parts else torch.empty(0, 0)
 
@@ -83,11 +89,9 @@ class BatchInvariant:
     @torch.no_grad()
     def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
         """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
-        logits: RowLogits = SplitLogits(self, self.trunk(x_t, t, h))
-        if self.links is not None:
-            logits = CRFLogits(logits, self.links, torch.full_like(x_t, -1), forbidden=mask_token)
+        posterior = self.posterior(x_t, t, h).given(torch.full_like(x_t, -1), forbidden=mask_token)
         tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
-        for part, tile, _ in logits.tiles(torch.arange(x_t.numel(), device=x_t.device)):
+        for part, tile, _ in posterior.marginals(torch.arange(x_t.numel(), device=x_t.device)):
             wide = tile.to(torch.float32)
             if mask_token is not None:
                 wide[:, mask_token] = -torch.inf

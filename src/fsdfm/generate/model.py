@@ -97,8 +97,8 @@ class LanguageModel:
         lm = fsdfm.load("runs/tiny-dfm")
         print(lm.generate("Once upon a time", steps=8).text)
 
-    Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid, start,
-    keep_states. A text depends on its request and the settings, never on what else is in the batch.
+    Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
+    start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
 
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """

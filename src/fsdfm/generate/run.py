@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.flow import Grid, trajectory
-from fsdfm.flow.sampler import LogitsHook, Rows
+from fsdfm.flow.posterior import LogitsHook, Rows
 from fsdfm.generate.blind import HALVINGS, consistent_time
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
@@ -138,7 +138,7 @@ class GenerationRun:
             x_t.to(device),
             grid=grid,
             noise=noise,
-            jump=settings.rule(),
+            rule=settings.rule(),
             frozen=frozen.to(device),
             filter=settings.filter(),
             hook=self._ban(rows),

@@ -16,14 +16,11 @@ from torch import Tensor
 
 from fsdfm.flow import (
     POLICIES,
-    ChainCRF,
     MixturePath,
     StepSizeWeights,
-    Transitions,
     dyadic_step_sizes,
     generalised_kl,
     low_discrepancy_turns,
-    transitions_of,
 )
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
@@ -88,6 +85,18 @@ class Objective(Protocol):
         self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
     ) -> Outcome:
         """The loss of a batch."""
+        ...
+
+
+class JointHead(Protocol):
+    """The part of a model that makes its positions depend on each other."""
+
+    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
+        """log p(x_1 | x_t) of texts, [B, L, V] and int64 [B, L] -> [B].
+
+        held   the token of every position that is certain, -1 elsewhere: int64 [B, L]
+        real   positions that are part of the text: bool [B, L]
+        """
         ...
 
 
@@ -215,8 +224,8 @@ def _path_rows(path: MixturePath, rows: _Rows, scalar: Tensor, *, loss: PathLoss
     return losses
 
 
-def _chain_rows(path: MixturePath, rows: _Rows, links: Transitions) -> ChunkLoss:
-    """-log p(x_1 | x_t) of the chain, an equal part on every position that is scored; chunks hold whole samples."""
+def _joint_rows(path: MixturePath, rows: _Rows, joint: JointHead) -> ChunkLoss:
+    """-log p(x_1 | x_t) of whole texts, an equal part on every position that is scored; chunks hold whole samples."""
     length = rows.x_1.shape[1]
     positions = rows.scorable.sum(1).clamp(min=1)
 
@@ -226,8 +235,7 @@ def _chain_rows(path: MixturePath, rows: _Rows, links: Transitions) -> ChunkLoss
         samples = slice((part.start or 0) // length, None if part.stop is None else part.stop // length)
         x_1, real, free = rows.x_1[samples], rows.real[samples], rows.scorable[samples]
         held = torch.where(free | ~real, -1, x_1)
-        chain = ChainCRF.of(logits.view(*x_1.shape, -1), links, held=held, joined=real)
-        loss = -chain.log_prob(x_1, scored=real) / positions[samples]
+        loss = -joint.log_prob(logits.view(*x_1.shape, -1), x_1, held=held, real=real) / positions[samples]
         return loss[:, None].expand_as(x_1).flatten()
 
     return losses
@@ -246,18 +254,20 @@ def _path_part(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The path loss of features [N, C]: its sum, that of each row, and what is noted beside it.
 
-    Where the model has links, it is the likelihood of the chain, and whole samples are taken at a time.
+    Where the model has a joint head, it is the likelihood of whole texts, and whole samples are taken at a time.
     """
-    links = transitions_of(model)
-    if links is None:
+    joint = getattr(model, "joint", None)
+    if joint is None:
         exits = torch.zeros(len(features), device=features.device)
         losses = _path_rows(path, rows, _path_scalar(path, t, h), loss=loss, exits=exits)
         total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
         return total, per_row, {"exit_rate": _scored_mean(exits, rows)}
     if not isinstance(loss, CrossEntropy):
-        raise ValueError('a model with links is trained on its likelihood; set objective.loss to "cross-entropy"')
+        raise ValueError(
+            'a model with a joint posterior is trained on its likelihood; set objective.loss to "cross-entropy"'
+        )
     whole = None if chunk is None else _SAMPLES * rows.x_1.shape[1]
-    losses = _chain_rows(path, rows, links)
+    losses = _joint_rows(path, rows, joint)
     return *chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=whole), {}
 
 
@@ -364,10 +374,10 @@ class FewStepObjective:
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
         takes_path = h < self.path_below_h
-        if transitions_of(model) is not None and not bool(takes_path.all()):
+        if getattr(model, "joint", None) is not None and not bool(takes_path.all()):
             raise ValueError(
-                f"a step of {float(h.max())} would learn from a teacher, but the model has links, which no teacher "
-                "knows of; set objective.path_below_h to 2"
+                f"a step of {float(h.max())} would learn from a teacher, but the model has a joint posterior, "
+                "which no teacher knows of; set objective.path_below_h to 2"
             )
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
         logs: dict[str, float] = {}

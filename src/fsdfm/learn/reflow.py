@@ -3,10 +3,12 @@
 The pairs (x_0, x_1) are draws of a coupling pi(x_0, x_1) of the same two ends. A child trained on them with the path
 loss predicts what the parent makes of *this* noise, which is more certain than what data there may be: its steps can be
 larger. How certain depends on where the parent's own randomness comes from. Free draws have fresh numbers, which nobody
-can guess. Tied ones (`fsdfm.flow.coupling`) read the first draw of a position off x_0 and take the coins and later draws,
-which only correct, from one noise for all pairs: x_1 is then a function of x_0.
+can guess. A quantile coupling (`fsdfm.flow.coupling`) reads the first draw of a position off x_0 and takes the coins
+and later draws, which only correct, from one noise for all pairs: x_1 is then a function of x_0.
 
-A `InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise that spells it.
+`InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise
+that spells it. Discrete reflow was published as ReDi (arXiv 2507.15897); quantile coupling with an autoregressive
+teacher is close to Gumbel Distillation (2603.22216).
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from fsdfm.flow import (
     ExactJump,
     Filter,
     Grid,
-    Jump,
+    LogitsFunction,
     LogitsHook,
     MixturePath,
-    SplitDenoiser,
+    SplitNetwork,
+    StepRule,
     inverse_autoregressive_noise,
     quantile_draws,
     sample,
-    transitions_of,
 )
 from fsdfm.noise import Noise, Purpose
 
@@ -75,11 +77,11 @@ class PairSink(Protocol):
 class Reflow:
     """How pairs are made. `first_token` is given at position 0 (the BOS that training gives) and frozen there."""
 
-    denoiser: Denoiser | SplitDenoiser
+    denoiser: Denoiser | SplitNetwork | LogitsFunction
     path: MixturePath
     length: int
     grid: Grid
-    jump: Jump = field(default_factory=ExactJump)
+    rule: StepRule = field(default_factory=ExactJump)
     seed: int = 0
     first_token: int | None = None
     filter: Filter | None = None
@@ -87,10 +89,10 @@ class Reflow:
     order: Tensor | None = None  # of the tokens, for draws that are not free: `fsdfm.flow.alike`
 
     def __post_init__(self) -> None:
-        if self.draws is not None and transitions_of(self.denoiser) is not None:
+        if self.draws is not None and getattr(self.denoiser, "joint", None) is not None:
             raise ValueError(
-                "tied draws read each position's law, and this model's positions are linked; use free draws, or a "
-                "parent without links"
+                "tied draws read each position's law, and this model draws its positions together; use free "
+                "draws, or a parent with independent positions"
             )
 
     def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
@@ -107,7 +109,7 @@ class Reflow:
             self.path,
             x_0,
             grid=self.grid,
-            jump=self.jump,
+            rule=self.rule,
             noise=walk,
             frozen=frozen,
             filter=self.filter if self.draws is None else None,
@@ -118,7 +120,7 @@ class Reflow:
 
 @dataclass(frozen=True)
 class InverseAutoregressive:
-    """Pairs of text and the noise that spells it (`fsdfm.flow.inverse_autoregressive_noise`); the first token of a row is given.
+    """Pairs of text and its `inverse_autoregressive_noise`; the first token of a row is given.
 
     text         the rows of some samples, int64 [B, L]
     next_token   logits of what follows each position, int64 [B, L] -> [B, L, V]

@@ -34,14 +34,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, IndependentCoupling, MixturePath, SplitDenoiser, generalised_kl
-from fsdfm.flow.sampler import ask, linked
+from fsdfm.flow import (
+    Denoiser,
+    IndependentCoupling,
+    LogitsFunction,
+    MixturePath,
+    SplitNetwork,
+    generalised_kl,
+    posterior_of,
+)
 from fsdfm.noise import Noise, Purpose
 
 __all__ = ["Bound", "nll_bound"]
 
 _END = 1 - 2.0**-10  # the last step of 1,024
 _SMALLEST_H = 2.0**-10
+
+
+_AnyDenoiser = Denoiser | SplitNetwork | LogitsFunction
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Bound:
 
 @torch.no_grad()
 def nll_bound(
-    denoiser: Denoiser | SplitDenoiser,
+    denoiser: _AnyDenoiser,
     path: MixturePath,
     x_1: Tensor,
     *,
@@ -103,7 +113,7 @@ def nll_bound(
     for start in range(0, len(x_1), batch_size):
         part = slice(start, start + batch_size)
         noise = Noise(seed, range(first + start, first + start + len(x_1[part])), device=x_1.device)
-        scorer = _Scorer(denoiser, path, h, x_1[part], None if given is None else given[part])
+        scorer = _Scorer(denoiser, path, h=h, x_1=x_1[part], given=None if given is None else given[part])
         total = torch.zeros(len(noise), dtype=torch.float64)
         for step, (u, weight) in enumerate(_times(path, noise, draws, t_end)):
             total += weight * scorer.path_loss(u, noise, step) / draws
@@ -139,7 +149,12 @@ class _Scorer:
     """The losses of some rows at any time, in nats a row."""
 
     def __init__(
-        self, denoiser: Denoiser | SplitDenoiser, path: MixturePath, h: float, x_1: Tensor, given: Tensor | None
+        self,
+        denoiser: _AnyDenoiser,
+        path: MixturePath,
+        h: float,
+        x_1: Tensor,
+        given: Tensor | None,
     ):
         self.denoiser, self.path, self.h, self.x_1, self.given = denoiser, path, h, x_1, given
         self.scored = torch.ones_like(x_1, dtype=torch.bool) if given is None else ~given
@@ -171,10 +186,13 @@ class _Scorer:
             x_t = torch.where(self.given, self.x_1, x_t)
         precise = torch.float32 if device.type == "mps" else torch.float64
         h = torch.full_like(t, self.h).to(device, precise)
-        logits = linked(ask(self.denoiser, x_t, t.to(device, precise), h), self.denoiser, self.path, x_t, self.given)
+        certain = ~self.path.source.movable(x_t) if self.given is None else self.given | ~self.path.source.movable(x_t)
+        every = torch.arange(x_t.numel(), device=device)
+        posterior = posterior_of(self.denoiser, x_t, t.to(device, precise), h=h, rows=every)
+        posterior = posterior.given(torch.where(certain, x_t, -1), forbidden=self.path.source.mask_token)
         tokens = torch.stack([self.x_1.flatten(), x_t.flatten()], -1)
         found = torch.empty(tokens.shape, dtype=torch.float64)
-        for part, tile, rows in logits.tiles(torch.arange(len(tokens), device=device)):
+        for part, tile, rows in posterior.marginals(every):
             log_probs = self._log_probs(tile if rows is None else tile[rows])
             found[part] = log_probs.gather(-1, tokens[part]).cpu().double()
         log_p_1, log_p_t = found.view(*x_t.shape, 2).unbind(-1)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
-from fsdfm.flow import JUMPS, Filter, Grid, Schedule, Source, trajectory
-from fsdfm.flow.sampler import Rows
+from fsdfm.flow import RULES, Filter, Grid, Rows, Schedule, Source, trajectory
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.measure.metrics import EntropyMeter, replace_tokens, token_accuracy
 from fsdfm.measure.rows import TokenRows
@@ -56,8 +55,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.length < _SHORTEST:
             raise ValueError(f"length is {self.length}; allowed are {_SHORTEST} tokens and more")
-        if self.jump not in JUMPS:
-            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(JUMPS)}")
+        if self.jump not in RULES:
+            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(RULES)}")
         if self.grid not in GRIDS:
             raise ValueError(f"grid is {self.grid!r}; allowed are {', '.join(GRIDS)}")
         if self.start is not None and not 0 <= self.start < 1:
@@ -243,7 +242,7 @@ class Sampler:
             x,
             grid=self.sampling.times(steps, t_0, path.schedule),
             noise=noise,
-            jump=JUMPS[self.sampling.jump],
+            rule=RULES[self.sampling.jump],
             frozen=beginning.frozen.to(device),
             filter=self.sampling.filter(temperature),
             hook=note if noted else None,

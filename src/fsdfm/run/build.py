@@ -39,6 +39,12 @@ _T = TypeVar("_T")
 LOSSES: dict[str, PathLoss] = {"generalised-kl": GeneralisedKL(), "cross-entropy": CrossEntropy()}
 
 
+def _jump(name: str) -> flow.Jump:
+    rule = flow.RULES[name]
+    assert isinstance(rule, flow.Jump)
+    return rule
+
+
 def make_path(config: FlowConfig, num_tokens: int) -> flow.MixturePath:
     """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one."""
     source: dict[str, Any] = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
@@ -63,7 +69,7 @@ def make_objective(config: ObjectiveConfig, path: flow.MixturePath) -> Objective
     tableau = named(TABLEAUS, config.teacher, "objective.teacher")
     return FewStepObjective(
         path,
-        teacher=ShortcutTeacher(tableau, jump=flow.JUMPS[config.jump], average=config.average),
+        teacher=ShortcutTeacher(tableau, jump=_jump(config.jump), average=config.average),
         weights=MirroredWeights(weights) if config.mirrored else weights,
         step_sizes=flow.dyadic_step_sizes(config.smallest_h),
         path_below_h=config.path_below_h,

@@ -116,7 +116,7 @@ def _fill(
 
 
 def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
-    rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
+    rule, draws = named(flow.RULES, config.jump, "jump"), named(DRAWS, config.draws, "draws")
     if draws is not None and config.jump not in ("exact", "spaced"):
         raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
     return Reflow(
@@ -124,7 +124,7 @@ def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
         bundle.path,
         config.length or bundle.length,
         flow.Grid.uniform(config.steps),
-        jump=rule,
+        rule=rule,
         seed=config.seed,
         first_token=bundle.bos_id,
         filter=None if config.temperature == 1 else flow.Filter(temperature=config.temperature),

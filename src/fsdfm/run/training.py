@@ -173,7 +173,7 @@ def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe, *, training_ste
         bundle.path,
         x_0.to(device),
         grid=flow.Grid.uniform(config.steps),
-        jump=flow.ExactJump(),
+        rule=flow.ExactJump(),
         noise=noise,
         frozen=None if frozen is None else frozen.to(device),
     )

@@ -39,20 +39,20 @@ def check(recipe: Recipe) -> None:
             f"model.transition_rank is {section.transition_rank}; allowed are whole numbers >= 0, 64 for example"
         )
     if section.transition_rank:
-        _check_links(recipe.objective)
+        _check_joint(recipe.objective)
 
 
-def _check_links(objective: ObjectiveConfig) -> None:
-    """Raise unless a model with links can be trained so."""
+def _check_joint(objective: ObjectiveConfig) -> None:
+    """Raise unless a model with a joint posterior can be trained so."""
     if objective.loss != "cross-entropy":
         raise ValueError(
-            f'objective.loss is "{objective.loss}", but a model with links is trained on its likelihood; set it to '
-            '"cross-entropy"'
+            f'objective.loss is "{objective.loss}", but a model with a joint posterior is trained on its likelihood; '
+            'set it to "cross-entropy"'
         )
     if objective.kind == "fewstep" and objective.path_below_h <= 1:
         raise ValueError(
             f"objective.path_below_h is {objective.path_below_h}, so that large steps would learn from a teacher, "
-            "which knows of no links; set it to 2, or start from a model without links"
+            "which knows of no joint posterior; set it to 2, or start from a model without one"
         )
 
 
@@ -65,21 +65,23 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
-        _check_links(recipe.objective)  # a parent may bring its links
+        _check_joint(recipe.objective)  # a parent may bring its own
     return bundle
 
 
 def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
-    """The bundle with links between neighbours, which begin with what the corpus counts."""
+    """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
     rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
     assert rank is not None
     if found not in (0, rank):
-        raise ValueError(f"model.transition_rank is {rank}, but the parent has links of rank {found}; leave it out")
+        raise ValueError(
+            f"model.transition_rank is {rank}, but the parent has transitions of rank {found}; leave it out"
+        )
     if found == rank:
         return bundle
     corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
     counts = corpus.count_followers(bundle.path.source.vocab_size)
-    return replace(bundle, model=bundle.model.linked(*flow.pmi_transitions(counts, rank)))
+    return replace(bundle, model=bundle.model.with_transitions(*flow.pmi_transitions(counts, rank)))
 
 
 def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:

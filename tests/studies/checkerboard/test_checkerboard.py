@@ -105,7 +105,7 @@ def test_many_exact_steps_end_on_the_board():
     path, noise = MixturePath(UniformSource(128)), Noise(0, range(1000))
     x_0 = path.source.sample(noise, 2)
     denoiser = CheckerboardDenoiser(path, Board())
-    x_1 = sample(denoiser, path, x_0, grid=Grid.uniform(60), jump=ExactJump(), noise=noise)
+    x_1 = sample(denoiser, path, x_0, grid=Grid.uniform(60), rule=ExactJump(), noise=noise)
     assert Board().allowed(x_0).double().mean() == pytest.approx(0.5, abs=0.06)
     assert Board().allowed(x_1).double().mean() > 0.97
 
@@ -140,7 +140,7 @@ def test_training_for_no_steps_is_refused():
 def test_one_step_fits_half_the_samples_and_more_steps_fit_more(report):
     _, numbers = report
     for source in ("uniform", "mask"):
-        for rule in ("exact", "single", "instant", "stratified"):
+        for rule in ("exact", "single", "instant", "systematic"):
             one, two, eight = (
                 numbers.outcomes[Setting("exact", source, rule, steps)].on_allowed for steps in (1, 2, 8)
             )

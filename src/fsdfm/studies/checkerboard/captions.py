@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fsdfm.studies.checkerboard.study import (
     BUDGETS,
-    RULES,
+    SHOWN_RULES,
     SOURCES,
     CheckerboardNumbers,
     NeverReached,
@@ -87,7 +87,7 @@ def _few_steps(numbers: CheckerboardNumbers) -> str:
     def shares(source: str) -> str:
         rows = (
             f"{rule} {_list(_percent(_outcome(numbers, 'exact', source, rule, steps).on_allowed) for steps in BUDGETS)}"
-            for rule in RULES
+            for rule in SHOWN_RULES
         )
         return f"{source} source: {_list(rows, '; ')}"
 
@@ -112,7 +112,7 @@ def _tables(numbers: CheckerboardNumbers) -> str:
     lines += [_row("posterior", "source", "rule", *budgets), _row(*["---"] * (3 + len(budgets)))]
     for denoiser in ("exact", "network"):
         for source in SOURCES:
-            for rule in RULES:
+            for rule in SHOWN_RULES:
                 found = [_outcome(numbers, denoiser, source, rule, steps) for steps in budgets]
                 cells = [f"{_percent(outcome.on_allowed)} / {outcome.jumps_a_token:.3f}" for outcome in found]
                 lines.append(_row(denoiser, source, rule, *cells))

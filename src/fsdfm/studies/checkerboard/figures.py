@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.checkerboard.board import Board
-from fsdfm.studies.checkerboard.study import BUDGETS, RULES, SCHEDULES, SOURCES, CheckerboardNumbers, Setting, States
+from fsdfm.studies.checkerboard.study import (
+    BUDGETS,
+    SCHEDULES,
+    SHOWN_RULES,
+    SOURCES,
+    CheckerboardNumbers,
+    Setting,
+    States,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +80,7 @@ def draw_trajectories(numbers: CheckerboardNumbers, states: States) -> Figure:
 
 def draw_few_steps(numbers: CheckerboardNumbers, states: States) -> Figure:
     """The last state after 1, 2, 4 and 8 steps under the four rules, uniform source on the left, mask on the right."""
-    figure, panels = _panels(len(RULES), 2 * len(BUDGETS), size=(13.4, 7.9), gap_after=len(BUDGETS))
+    figure, panels = _panels(len(SHOWN_RULES), 2 * len(BUDGETS), size=(13.4, 7.9), gap_after=len(BUDGETS))
     figure.subplots_adjust(left=0.125, right=0.99, top=0.8, bottom=0.055, wspace=0.1, hspace=0.2)
     _title(
         figure,
@@ -81,7 +89,7 @@ def draw_few_steps(numbers: CheckerboardNumbers, states: States) -> Figure:
         "so half of them fit.",
     )
     columns = [(source, steps) for source in SOURCES for steps in BUDGETS]
-    for row, rule in zip(panels, RULES, strict=True):
+    for row, rule in zip(panels, SHOWN_RULES, strict=True):
         for axes, (source, steps) in zip(row, columns, strict=True):
             setting = Setting("exact", source, rule, steps)
             scatter(axes, numbers.board, states[setting][-1], margin=False)

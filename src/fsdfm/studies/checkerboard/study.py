@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow import (
-    JUMPS,
-    Denoiser,
+    RULES,
     Grid,
     InstantJump,
     LiteralJump,
+    LogitsFunction,
     MaskSource,
     MixturePath,
     PolynomialSchedule,
@@ -35,7 +35,7 @@ __all__ = ["CheckerboardNumbers", "NeverReached", "Outcome", "Setting", "States"
 
 SCHEDULES: dict[str, Schedule] = {"t": PolynomialSchedule(1.0), "t^2": PolynomialSchedule(2.0)}
 SOURCES = ("uniform", "mask")
-RULES = ("exact", "single", "instant", "stratified")  # two tokens have no neighbours to keep apart
+SHOWN_RULES = ("exact", "single", "instant", "systematic")  # two tokens have no neighbours to keep apart
 BUDGETS = (1, 2, 4, 8)
 
 Tick = Callable[[str], None]
@@ -109,7 +109,7 @@ def measure(
     """Train both networks, run every setting, and count; `seconds` is left at 0 for the caller to fill in."""
     noise = Noise(seed, range(samples))
     training: dict[str, Training] = {}
-    networks: dict[str, Denoiser] = {}
+    networks: dict[str, LogitsFunction] = {}
     for source in SOURCES:
         networks[source], training[source] = train_network(
             _path(source, "t", board),
@@ -145,7 +145,7 @@ def _settings(frames: int) -> list[Setting]:
         Setting(denoiser, source, rule, steps)
         for denoiser in ("exact", "network")
         for source in SOURCES
-        for rule in RULES
+        for rule in SHOWN_RULES
         for steps in budgets
     ]
     quadratic = [
@@ -162,9 +162,9 @@ def _path(source: str, kappa: str, board: Board) -> MixturePath:
     return MixturePath(origin, SCHEDULES[kappa])
 
 
-def _walk(denoiser: Denoiser, path: MixturePath, setting: Setting, *, noise: Noise, tick: Tick) -> Iterator[Step]:
-    grid, jump = Grid.uniform(setting.steps), JUMPS[setting.rule]
-    for step in trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, jump=jump, noise=noise):
+def _walk(denoiser: LogitsFunction, path: MixturePath, setting: Setting, *, noise: Noise, tick: Tick) -> Iterator[Step]:
+    grid, rule = Grid.uniform(setting.steps), RULES[setting.rule]
+    for step in trajectory(denoiser, path, path.source.sample(noise, 2), grid=grid, rule=rule, noise=noise):
         yield step
         tick(f"sampling, {setting.source} source, {setting.denoiser} posterior, {setting.rule} rule")
 
@@ -181,7 +181,7 @@ def _observe(steps: Iterator[Step], board: Board, *, every_state: bool) -> tuple
 def _never_reached(board: Board, kappa: str, steps: int, *, noise: Noise) -> NeverReached:
     path, grid, jump = _path("mask", kappa, board), Grid.uniform(steps), LiteralJump(InstantJump())
     walk = trajectory(
-        CheckerboardDenoiser(path, board), path, path.source.sample(noise, 2), grid=grid, jump=jump, noise=noise
+        CheckerboardDenoiser(path, board), path, path.source.sample(noise, 2), grid=grid, rule=jump, noise=noise
     )
     taken = list(walk)
     expected = jump.redraws(path.schedule, grid.times[:-1], grid.times[1:]).sum()

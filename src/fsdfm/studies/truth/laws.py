@@ -17,7 +17,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from fsdfm.flow import JUMPS, Denoiser, ExactDenoiser, Grid, Jump, quantile_law, total_variation
+from fsdfm.flow import ExactDenoiser, ExactJump, Grid, Jump, LogitsFunction, quantile_law, total_variation
 from fsdfm.flow.exact import all_states, posterior_table
 from fsdfm.studies.truth.worlds import World
 
@@ -52,6 +52,9 @@ class Scores(TypedDict):
     cross_entropy: float
 
 
+_EXACT = ExactJump()
+
+
 def entropy_bits(law: Tensor) -> Tensor:
     """-sum p log2 p over the last axis."""
     nats: Tensor = torch.special.entr(law).sum(-1)
@@ -77,7 +80,7 @@ def score(law: Tensor, truth: Tensor) -> Scores:
     }
 
 
-def make_tables(denoiser: Denoiser, world: World, *, budgets: tuple[int, ...] = BUDGETS) -> Tables:
+def make_tables(denoiser: LogitsFunction, world: World, *, budgets: tuple[int, ...] = BUDGETS) -> Tables:
     """The posterior a denoiser states at every time of every budget, told that budget's h."""
     return {
         steps: [
@@ -122,7 +125,7 @@ def law_of(tables: list[Tensor], world: World, jump: Jump) -> Tensor:
     return law
 
 
-def joint_law(denoiser: Denoiser, world: World, *, steps: int, jump: Jump = JUMPS["exact"]) -> Tensor:
+def joint_law(denoiser: LogitsFunction, world: World, *, steps: int, jump: Jump = _EXACT) -> Tensor:
     """P(x_1 | x_0) of the sampler, the coupling that reflow trains on: float32 [V^L, V^L], rows sum to 1.
 
     Multiplied by p_0 it is the joint pi(x_0, x_1). float32 halves the time of the only expensive product of the study.
@@ -137,12 +140,12 @@ def joint_law(denoiser: Denoiser, world: World, *, steps: int, jump: Jump = JUMP
     return joint / joint.sum(-1, keepdim=True)
 
 
-def tied_joint_law(denoiser: Denoiser, world: World, *, steps: int) -> Tensor:
+def tied_joint_law(denoiser: LogitsFunction, world: World, *, steps: int) -> Tensor:
     """P(x_1 | x_0) of the sampler whose draws are tied to the noise (`fsdfm.flow.coupling`), as `joint_law`.
 
     A position that still shows its noise has another kernel than one that has moved, so every x_0 has its own.
     """
-    states, jump = all_states(world.path.source.vocab_size, world.length), JUMPS["exact"]
+    states, jump = all_states(world.path.source.vocab_size, world.length), _EXACT
     joint = torch.eye(len(states))
     for t, t_next in pairwise(Grid.uniform(steps).times.tolist()):
         probs = posterior_table(denoiser, world.path, world.length, t=t, h=1 / steps)
