@@ -1,6 +1,7 @@
 """A corpus holds exactly the tokens of its documents, whatever happened while it was written."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -417,3 +418,92 @@ def test_progress_is_shown_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixtur
     shown = capfd.readouterr()
     assert "32 documents" in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("dtype", ["O", "object", "<f4", "V2", "<u8", ">u2", "u2,u2", None, 3])
+def test_only_the_two_types_of_a_token_are_mapped(tmp_path: Path, dtype: object) -> None:
+    """A file of "O" would be read as addresses: whoever writes the header would own the process."""
+    folder = make(STORY, BYTES, tmp_path / "c").folder
+    record = json.loads((folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps({**record, "dtype": dtype}))
+    with pytest.raises(ValueError, match=r"corpus.json is damaged: a corpus's dtype is .*<u2 or <u4"):
+        Corpus.open(folder)
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_tokens", "5"), ("num_tokens", -1), ("eos_id", 1.5), ("sha256", 3)])
+def test_a_header_of_wrong_types_is_damaged(tmp_path: Path, key: str, value: object) -> None:
+    folder = make(STORY, BYTES, tmp_path / "c").folder
+    record = json.loads((folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps({**record, key: value}))
+    with pytest.raises(ValueError, match=f"damaged: a corpus's {key} is"):
+        Corpus.open(folder)
+    (folder / "corpus.json").unlink()
+    (folder / "corpus.json").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a plain file"):
+        Corpus.open(folder)
+
+
+def test_two_that_prepare_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second says who is there, whatever becomes of it, and the first writes what it would have written alone."""
+    monkeypatch.setattr(module, "_BATCH_CHARS", 50)
+    whole = contents(make(STORY, BYTES, tmp_path / "whole").folder)
+
+    class Shared(Made):
+        def chunks(self) -> Iterator[Chunk]:
+            for k, chunk in enumerate(super().chunks()):
+                if k % 5 == 0:
+                    with pytest.raises(ValueError, match=f"c is in use by another run .process {os.getpid()} on"):
+                        make(STORY, BYTES, tmp_path / "c")
+                yield chunk
+
+    corpus = make(Shared(STORY.documents), BYTES, tmp_path / "c")
+    corpus.verify()
+    assert contents(corpus.folder) == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "whole"]
+
+
+def test_the_checksum_is_of_what_was_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another program did to the files meanwhile is found, not blessed."""
+    monkeypatch.setattr(module, "_BATCH_CHARS", 50)
+    monkeypatch.setattr(module, "_SAVE_SECONDS", 0.0)
+    for name in ("tokens.bin", "starts.bin"):
+
+        class Disturbed(Made):
+            file = tmp_path / f"{name}.c.partial" / name
+
+            def chunks(self) -> Iterator[Chunk]:
+                for k, chunk in enumerate(super().chunks()):
+                    if k == 200:
+                        with self.file.open("r+b") as file:
+                            file.write(b"\x07")
+                    yield chunk
+
+        corpus = make(Disturbed(STORY.documents), BYTES, tmp_path / f"{name}.c")
+        with pytest.raises(ValueError, match=f"{name} has changed since it was written"):
+            corpus.verify()
+
+
+def test_what_changed_before_it_is_continued_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_CHARS", 50)
+
+    class Interrupted(Made):
+        def chunks(self) -> Iterator[Chunk]:
+            for k, chunk in enumerate(super().chunks()):
+                if k == 200:
+                    raise KeyboardInterrupt
+                yield chunk
+
+    with pytest.raises(KeyboardInterrupt):
+        make(Interrupted(STORY.documents), BYTES, tmp_path / "c")
+    with (tmp_path / "c.partial" / "tokens.bin").open("r+b") as file:
+        file.write(b"\x07")
+    with pytest.raises(ValueError, match=r"tokens.bin is not what was written; delete .*c.partial and run again"):
+        make(STORY, BYTES, tmp_path / "c")
+
+
+def test_a_corpus_of_before_has_one_checksum(tmp_path: Path) -> None:
+    folder = make(STORY, BYTES, tmp_path / "c").folder
+    record = json.loads((folder / "corpus.json").read_text())
+    del record["starts_sha256"]
+    (folder / "corpus.json").write_text(json.dumps(record))
+    Corpus.open(folder).verify()

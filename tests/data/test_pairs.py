@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -118,3 +119,16 @@ def test_pairs_for_large_steps_come_beside_the_rows(tmp_path):
     assert [h for h, _, _ in rows.larger] == [0.25, 1.0]
     assert torch.equal(rows.larger[0][1], four.rows([3, 8]).x_0)
     assert torch.equal(rows.larger[1][2], one.rows([3, 8]).x_1)
+
+
+def test_two_writers_of_one_folder_do_not_meet(tmp_path):
+    """Both would number their pairs from what they found, and write over each other's rows."""
+    with PairWriter(tmp_path, HEADER) as writer:
+        writer.append(*some(0, 2))
+        with pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()} on"):
+            PairWriter(tmp_path, HEADER)
+        assert len(Pairs(tmp_path)) == 2  # what is there may be read meanwhile
+    with pytest.raises(ValueError, match="other pairs"):
+        PairWriter(tmp_path, PairHeader(length=9, vocab_size=50, about={}))
+    with PairWriter(tmp_path, HEADER) as writer:  # a refusal gives the lock back
+        assert writer.count == 2

@@ -11,6 +11,7 @@ from fsdfm.flow import (
     MaskSource,
     MixturePath,
     PolynomialSchedule,
+    Rows,
     UniformSource,
     alike,
     inverse_autoregressive_noise,
@@ -20,7 +21,6 @@ from fsdfm.flow import (
     total_variation,
 )
 from fsdfm.flow.exact import all_states
-from fsdfm.flow import Rows
 from fsdfm.noise import Noise
 
 

@@ -4,6 +4,8 @@ from networks import MixerNet
 
 from fsdfm.flow import Filter, Grid, MixturePath, UniformSource
 from fsdfm.learn.reflow import DRAWS, Reflow, couple
+from fsdfm.model import ModelConfig
+from fsdfm.model.dit import TransitionTables
 
 
 class Memory:

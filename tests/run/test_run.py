@@ -23,6 +23,7 @@ from fsdfm import run as module
 from fsdfm.checkpoint import causal_over, load_model
 from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
+from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn.journal import JsonLines, duration, tensorboard
 from fsdfm.learn.objective import FewStepObjective, PathObjective
@@ -40,7 +41,7 @@ from fsdfm.run import (
     prepare_corpus,
     train,
 )
-from fsdfm.runtime import Runtime, RuntimeConfig, lock
+from fsdfm.runtime import Runtime, RuntimeConfig
 from small_runs import train_quietly, write_recipe
 
 
@@ -474,7 +475,7 @@ def test_kill_9_at_twenty_moments_changes_no_bit(tmp_path):
 def test_output_that_cannot_be_written(recipe, tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(ValueError, match="cannot write to .*; choose a folder you may write to"):
+        with pytest.raises(ValueError, match="cannot write to .*; make room there, or choose a folder"):
             train_silently(recipe, f"out={out}")
 
 
@@ -540,6 +541,17 @@ def test_a_trained_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("bpe.*"))
     with pytest.raises(ValueError, match="was made with 300 tokens, not with bpe:310"):
         prepare_corpus(DataConfig(inputs=config.inputs, tokenizer="bpe:310"), tmp_path / "bpe")
+
+
+@pytest.mark.parametrize("name", ["corpus", "*"])
+def test_only_the_tokenizer_that_was_trained_here_is_removed(tmp_path, name):
+    (tmp_path / "text.txt").write_text("a fox and a crow met in the wood " * 20)
+    mine = [tmp_path / file for file in ("corpus.best.tokenizer.json", "x.y.tokenizer.json", "tokenizer.json")]
+    for file in mine:
+        file.write_text("precious")
+    prepare_corpus(DataConfig(inputs=(str(tmp_path / "text.txt"),), tokenizer="bpe:262"), tmp_path / name)
+    assert [file.read_text() for file in mine] == ["precious"] * 3
+    assert len(list(tmp_path.glob("*tokenizer.json"))) == 3
 
 
 def test_metrics_forget_what_a_resumed_run_says_again(tmp_path):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fsdfm.runtime import commit, lock, stop_on_signal, versions
+from fsdfm.runtime import commit, stop_on_signal, versions
 from fsdfm.runtime import session as module
 
 
@@ -30,13 +30,6 @@ def test_other_threads_hear_no_signals():
     thread.start()
     thread.join()
     assert heard == [False]
-
-
-def test_a_lock_keeps_others_out_until_it_is_given_back(tmp_path):
-    with lock(tmp_path), pytest.raises(ValueError, match="in use by another run"), lock(tmp_path):
-        pass
-    with lock(tmp_path):
-        pass
 
 
 def test_versions_and_commit_say_what_ran(monkeypatch):

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
-from fsdfm.data import Tokenizer, file_sha256, sync
+from fsdfm.data import Tokenizer
+from fsdfm.files import file_sha256, sync
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+
+from fsdfm import files
 
 __all__ = [
     "FinalTemperatureOption",
@@ -72,4 +73,4 @@ def check_writable(file: Path | None) -> None:
 def write_json(result: dict[str, Any], file: Path | None) -> None:
     """Write a result, if a file is named."""
     if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n")
+        files.write_json(file, result, indent=2)

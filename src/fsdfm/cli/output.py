@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fsdfm import __version__
 from fsdfm.cli.options import check_writable, console
+from fsdfm.files import replace_file, write_text
 
 if TYPE_CHECKING:
     from fsdfm.generate import Generation, Stream
@@ -49,14 +50,14 @@ class Output:
         }
         if self.format == "png":
             assert self.file is not None
-            _timeline(generations[0]).save_png(self.file)
+            replace_file(self.file, _timeline(generations[0]).save_png)
         elif self.format == "timeline":
             for generation in generations:
                 console.print(_timeline(generation).to_rich())
         elif self.file is None:
             typer.echo(writers[self.format](), nl=False)
         else:
-            self.file.write_text(writers[self.format](), encoding="utf-8")
+            write_text(self.file, writers[self.format]())
 
 
 def watch(stream: Stream, steps: int) -> Generation:

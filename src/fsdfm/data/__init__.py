@@ -3,7 +3,6 @@
 from fsdfm.data.batches import Batch, Blocks, RowSource, batches
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import Documents, open_documents, texts
-from fsdfm.data.files import file_sha256, sync, write_text
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
@@ -21,11 +20,8 @@ __all__ = [
     "StepPairs",
     "Tokenizer",
     "batches",
-    "file_sha256",
     "make_tokenizer",
     "open_documents",
     "prepare",
-    "sync",
     "texts",
-    "write_text",
 ]

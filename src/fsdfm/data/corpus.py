@@ -7,11 +7,13 @@
       tokenizer.json  the tokenizer that made it
 
 `prepare` writes to `corpus.partial` beside it and renames at the end; what it finds there from an interrupted run with
-the same source and tokenizer it continues.
+the same source and tokenizer it continues. A lock keeps a second `prepare` out meanwhile. The checksums are of what was
+encoded, not of what a file was found to hold afterwards.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -35,14 +37,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fsdfm.data.documents import Documents, Piece, cut
-from fsdfm.data.files import file_sha256, sync
 from fsdfm.data.tokenizer import Tokenizer
+from fsdfm.files import file_sha256, lock, read_text, sync, write_json, write_text
 
 __all__ = ["FORMAT_VERSION", "Corpus", "Header", "prepare"]
 
 FORMAT_VERSION = 1
 _HEADER, _TOKENS, _STARTS, _TOKENIZER = "corpus.json", "tokens.bin", "starts.bin", "tokenizer.json"
 _START_TYPE = np.dtype("<i8")
+_TOKEN_TYPES = ("<u2", "<u4")  # what a header may name: numpy reads a file of "O" as addresses
+_LARGEST_HEADER = 2**26  # bytes; it lists every input
 _BATCH_CHARS = 2**20  # encoded at once
 _SAVE_SECONDS = 10.0  # between two points from which an interrupted run continues
 
@@ -63,7 +67,20 @@ class Header:
     num_tokens: int = 0
     num_pieces: int = 0  # pieces of the source that are in the file
     document_start: int = 0  # where the document being written begins
-    sha256: str = ""  # of tokens.bin
+    sha256: str = ""  # of tokens.bin, as far as the header speaks of it
+    starts_sha256: str = ""  # of starts.bin likewise
+
+    def __post_init__(self) -> None:
+        counts = ("vocab_size", "eos_id", "num_documents", "num_empty", "num_tokens", "num_pieces", "document_start")
+        wrong = [name for name in counts if type(getattr(self, name)) is not int or getattr(self, name) < 0]
+        wrong += [name for name in ("tokenizer", "sha256", "starts_sha256") if not isinstance(getattr(self, name), str)]
+        wrong += [] if self.dtype in _TOKEN_TYPES else ["dtype"]
+        wrong += [] if isinstance(self.documents, Mapping) else ["documents"]
+        if wrong:
+            raise ValueError(
+                f"a corpus's {wrong[0]} is {getattr(self, wrong[0])!r:.80}; allowed are counts, and as dtype "
+                f"{' or '.join(_TOKEN_TYPES)}"
+            )
 
     @classmethod
     def new(cls, documents: Documents, tokenizer: Tokenizer) -> Header:
@@ -83,26 +100,26 @@ class Header:
         """The header in a folder."""
         path = folder / _HEADER
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(read_text(path, _LARGEST_HEADER))
             version = record["version"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{folder} is not a corpus ({path.name}: {error}); make one with prepare") from error
         if version != FORMAT_VERSION:
             raise ValueError(
                 f"{folder} is a corpus of format version {version}; this program reads version {FORMAT_VERSION}: "
                 "update it, or prepare the corpus again"
             )
-        if set(record) != {field.name for field in fields(cls)}:
+        known = {field.name for field in fields(cls)}
+        if not known - {"starts_sha256"} <= set(record) <= known:
             raise ValueError(f"{path} is damaged: it has the keys {sorted(record)}; prepare the corpus again")
-        return cls(**record)
+        try:
+            return cls(**record)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}; prepare the corpus again") from error
 
     def write(self, folder: Path) -> None:
         """Write the header beside its old self, then in its place."""
-        side = folder / (_HEADER + ".tmp")
-        with side.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
-            _sync(file)
-        side.replace(folder / _HEADER)
+        write_json(folder / _HEADER, asdict(self), indent=2)
 
     def same_request(self, other: Header) -> bool:
         """Were both asked for with the same source and tokenizer?"""
@@ -173,9 +190,10 @@ class Corpus:
         return torch.sparse_coo_tensor(where, torch.from_numpy(counts).float(), shape, check_invariants=True).coalesce()
 
     def verify(self) -> None:
-        """Raise unless the tokens on the disk are those that were written (reads the whole file)."""
-        if file_sha256(self.folder / _TOKENS) != self.header.sha256:
-            raise ValueError(f"{self.folder / _TOKENS} has changed since it was written; prepare the corpus again")
+        """Raise unless what is on the disk is what was encoded (reads both files whole)."""
+        for name, meant in ((_TOKENS, self.header.sha256), (_STARTS, self.header.starts_sha256)):
+            if meant != file_sha256(self.folder / name) and (meant or name == _TOKENS):  # older headers have one only
+                raise ValueError(f"{self.folder / name} has changed since it was written; prepare the corpus again")
 
     def split(self, validation_share: float) -> tuple[Corpus, Corpus]:
         """Training and validation parts: the last documents, about `validation_share` of the tokens, are held out."""
@@ -208,6 +226,16 @@ def prepare(
     folder = Path(folder).resolve()
     header = Header.new(documents, tokenizer)
     if (folder / _HEADER).exists():
+        return _reopen(folder, header)
+    with lock(folder, beside=True):
+        return _prepare(documents, tokenizer, folder, header, progress=progress, processes=processes)
+
+
+def _prepare(
+    documents: Documents, tokenizer: Tokenizer, folder: Path, header: Header, *, progress: bool, processes: int
+) -> Corpus:
+    """`prepare`, in a folder that nobody else writes to."""
+    if (folder / _HEADER).exists():  # another made it before the lock was ours
         return _reopen(folder, header)
     partial = _start(folder)
     if (partial / _HEADER).exists() and (found := Header.read(partial)).same_request(header):
@@ -309,10 +337,8 @@ def _finish(writer: _Writer, tokenizer: Tokenizer) -> None:
             "the corpus is empty: the inputs hold no text; name other inputs, or another field or separator"
         )
     with _writing(writer.folder):
-        with (writer.folder / _TOKENIZER).open("w", encoding="utf-8") as file:
-            file.write(tokenizer.definition)
-            _sync(file)
-        replace(writer.header, complete=True, sha256=file_sha256(writer.folder / _TOKENS)).write(writer.folder)
+        write_text(writer.folder / _TOKENIZER, tokenizer.definition)
+        replace(writer.header, complete=True).write(writer.folder)
         sync(writer.folder)
 
 
@@ -320,12 +346,20 @@ class _Writer:
     """The files of an unfinished corpus; `header` always describes a state that can be continued."""
 
     def __init__(self, folder: Path, header: Header):
-        self.folder, self.header = folder, header
+        self.folder = folder
         self._saved = time.monotonic()
         with _writing(folder):
             header.write(folder)  # first, so that what is found here can always be told from a stranger's files
-            self._tokens = _open_at(folder / _TOKENS, header.num_tokens * np.dtype(header.dtype).itemsize)
-            self._starts = _open_at(folder / _STARTS, header.num_documents * _START_TYPE.itemsize)
+            size = header.num_tokens * np.dtype(header.dtype).itemsize
+            self._tokens, tokens_hash = _open_at(folder / _TOKENS, size, header.sha256)
+            size = header.num_documents * _START_TYPE.itemsize
+            self._starts, starts_hash = _open_at(folder / _STARTS, size, header.starts_sha256)
+        self._state = header, tokens_hash, starts_hash  # one name: an interrupt finds the three before or after a batch
+
+    @property
+    def header(self) -> Header:
+        """What is written so far."""
+        return self._state[0]
 
     def __enter__(self) -> _Writer:
         return self
@@ -338,9 +372,15 @@ class _Writer:
         """Write the tokens of some pieces, and now and then a point to continue from."""
         tokens, starts, header = _pack(self.header, pieces, ids)
         with _writing(self.folder):
-            self._tokens.write(np.asarray(tokens, dtype=header.dtype).tobytes())
-            self._starts.write(np.asarray(starts, dtype=_START_TYPE).tobytes())
-            self.header = header
+            content = np.asarray(tokens, dtype=header.dtype).tobytes()
+            index = np.asarray(starts, dtype=_START_TYPE).tobytes()
+            self._tokens.write(content)
+            self._starts.write(index)
+            tokens_hash, starts_hash = self._state[1].copy(), self._state[2].copy()
+            tokens_hash.update(content)
+            starts_hash.update(index)
+            sums = {"sha256": tokens_hash.hexdigest(), "starts_sha256": starts_hash.hexdigest()}
+            self._state = replace(header, **sums), tokens_hash, starts_hash
             if time.monotonic() - self._saved >= _SAVE_SECONDS:
                 self.save()
 
@@ -396,15 +436,20 @@ def _bar(visible: bool) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not visible)
 
 
-def _open_at(path: Path, size: int) -> BinaryIO:
-    """A file to go on writing after its first `size` bytes."""
-    if size and path.stat().st_size < size:
+def _open_at(path: Path, size: int, sha256: str) -> tuple[BinaryIO, Any]:
+    """A file to continue after its first `size` bytes, and the hash of them, which must be the header's."""
+    if size and (not path.is_file() or path.stat().st_size < size):
         raise ValueError(f"{path} is shorter than its header says; delete {path.parent} and run again")
     path.touch()
     file = path.open("r+b")
     file.truncate(size)
-    file.seek(size)
-    return file
+    digest = hashlib.sha256()
+    while data := file.read(2**20):
+        digest.update(data)
+    if size and sha256 and digest.hexdigest() != sha256:
+        file.close()
+        raise ValueError(f"{path} is not what was written; delete {path.parent} and run again")
+    return file, digest
 
 
 def _map(path: Path, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:

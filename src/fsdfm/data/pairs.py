@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.data.batches import Batch, Blocks, RowSource, permute
+from fsdfm.files import lock, read_text, write_json
 from fsdfm.noise import Noise, Purpose
 
 __all__ = ["PairHeader", "PairWriter", "Pairs", "PairsAndText", "StepPairs"]
@@ -38,7 +40,7 @@ class PairHeader:
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        if self.length < 1 or self.vocab_size < 1:
+        if any(type(value) is not int or value < 1 for value in (self.length, self.vocab_size)):
             raise ValueError(f"length {self.length} and vocab_size {self.vocab_size} must both be 1 or more")
 
     @property
@@ -55,9 +57,9 @@ class PairHeader:
     def read(cls, folder: Path) -> PairHeader:
         """The header in a folder."""
         try:
-            record = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
+            record = json.loads(read_text(folder / _HEADER))
             version = record["version"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{folder} holds no pairs ({error}); make them with `fsdfm couple`") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{folder} holds pairs of format version {version}; this program reads {FORMAT_VERSION}")
@@ -67,17 +69,22 @@ class PairHeader:
 
 
 class PairWriter:
-    """Appends pairs to a folder; opening the same folder with the same header goes on after the last whole row."""
+    """Appends pairs to a folder, alone; opening it again with the same header resumes after the last whole row."""
 
     def __init__(self, folder: str | Path, header: PairHeader):
         self.folder, self.header = Path(folder), header
+        self._held = ExitStack()
         try:
+            self._held.enter_context(lock(self.folder))
             self._open()
+        except ValueError:
+            self._held.close()
+            raise
         except OSError as error:
+            self._held.close()
             raise ValueError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from error
 
     def _open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / _HEADER).exists():
             found = PairHeader.read(self.folder)
             if found != self.header:
@@ -86,9 +93,7 @@ class PairWriter:
                     "choose another folder, or remove it"
                 )
         else:
-            side = self.folder / (_HEADER + ".tmp")
-            side.write_text(json.dumps(asdict(self.header), indent=2) + "\n", encoding="utf-8")
-            side.replace(self.folder / _HEADER)
+            write_json(self.folder / _HEADER, asdict(self.header), indent=2)
         self._file = (self.folder / _ROWS).open("ab")
         self._file.truncate(self.count * self.header.row_bytes)  # an interrupted row is made again
 
@@ -111,6 +116,7 @@ class PairWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._held.close()
 
     def __enter__(self) -> PairWriter:
         return self

@@ -16,6 +16,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from fsdfm.files import write_text
+
 __all__ = ["END_OF_TEXT", "Tokenizer", "make_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
@@ -94,7 +96,7 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write the definition to a file, or as tokenizer.json into a folder."""
         path = Path(path)
-        (path / _FILE if path.is_dir() else path).write_text(self.definition, encoding="utf-8")
+        write_text(path / _FILE if path.is_dir() else path, self.definition)
 
     @classmethod
     def load(cls, path: str | Path, eos: str | None = None) -> Tokenizer:

@@ -8,9 +8,9 @@ from pathlib import Path
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.demo.stored import evaluate_commands, merge
+from fsdfm.files import write_text
 from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model.weights import weights_sha256
-from fsdfm.show.folder import replace_file
 from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
 from fsdfm.show.quality.tables import model_tables
@@ -37,7 +37,7 @@ def write_card(model: str | Path, files: Sequence[Path]) -> Path:
     after = rest.partition(END)[2] or "\n"
     parts = "\n".join(measured_markdown(evaluation) for evaluation in merge(evaluations).values())
     text = f"{before.rstrip()}\n\n{BEGIN}\n{parts}{END}{after}"
-    replace_file(card, lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(card, text)
     return card
 
 

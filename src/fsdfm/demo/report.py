@@ -15,10 +15,11 @@ from fsdfm.checkpoint.embedded import embedded_models, find_model, stored_demo
 from fsdfm.demo.page import Page, page_html
 from fsdfm.demo.stored import SavedSamples, read_stored
 from fsdfm.demo.stories import Programme, make_stories
+from fsdfm.files import replace_file, write_text
 from fsdfm.generate import LanguageModel, load
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import versions
-from fsdfm.show.folder import progress, replace_file, writable_folder
+from fsdfm.show.folder import progress, writable_folder
 from fsdfm.show.quality.figures import draw_quality, require_plots
 from fsdfm.show.quality.report import DPI
 from fsdfm.show.timeline import Timeline
@@ -64,7 +65,7 @@ def write_demo(
     )
     index = folder / "index.html"
     replace_file(folder / "timeline.png", first.save_png)
-    replace_file(index, lambda file: file.write_text(page_html(page), encoding="utf-8"))
+    write_text(index, page_html(page))
     return index, first
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fsdfm.files import write_text
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Trainer
 
@@ -29,9 +29,7 @@ class JsonLines:
         if not self.path.exists():
             return
         kept = [line for line in self.path.read_text("utf-8").splitlines() if _step_of(line) <= training_step]
-        side = self.path.with_name(self.path.name + ".tmp")
-        side.write_text("".join(line + "\n" for line in kept), "utf-8")
-        os.replace(side, self.path)
+        write_text(self.path, "".join(line + "\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a line."""

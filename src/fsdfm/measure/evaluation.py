@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fsdfm import data as texts
 from fsdfm.checkpoint import Checkpoint, describe_model
 from fsdfm.checkpoint.embedded import find_model
+from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, load
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
@@ -152,6 +153,7 @@ class _Run:
         with ExitStack() as held:
             held.enter_context(processes.watch(*saved))
             held.enter_context(processes)
+            processes.on_rank0(lambda: _own(request, held))
             earlier = processes.on_rank0(lambda: _earlier(request.json))
             compose = _from_model if request.from_samples is None else _from_samples
             task = compose(request, processes, held, console)
@@ -465,6 +467,13 @@ def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options,
     return Archive.create(file, header, _SAME_SAMPLES)
 
 
+def _own(request: Request, held: ExitStack) -> None:
+    """Keep other evaluations away from the files that this one writes."""
+    for file in {None if path is None else path.resolve() for path in (request.json, request.samples)}:
+        if file is not None and (file.is_dir() or file.is_file() or not file.exists()):  # not a device
+            held.enter_context(lock(file, beside=not file.is_dir()))
+
+
 def _earlier(file: Path | None) -> Evaluation | None:
     """What a result file holds, if it is there; where none could be written is an error now, not after hours."""
     if file is None:
@@ -481,7 +490,7 @@ def _earlier(file: Path | None) -> Evaluation | None:
 
 
 def _sha256(path: Path) -> str | None:
-    return texts.file_sha256(path) if path.is_file() else None
+    return file_sha256(path) if path.is_file() else None
 
 
 # --- what a user sees -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsdfm.data import write_text
+from fsdfm.files import write_json
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Evaluation", "Measured", "Row", "load_evaluation", "save_evaluation"]
 
@@ -243,7 +243,7 @@ class Evaluation:
 
 def save_evaluation(evaluation: Evaluation, file: Path) -> None:
     """Write a result file: at every moment it is whole."""
-    write_text(file, json.dumps(evaluation.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(file, evaluation.to_json(), allow_nan=False)
 
 
 def load_evaluation(file: Path) -> Evaluation:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fsdfm import data
 from fsdfm.config import DataConfig, Recipe
+from fsdfm.files import write_text
 
 __all__ = ["corpus_folder", "prepare_corpus"]
 
@@ -27,11 +28,11 @@ def prepare_corpus(
             raise ValueError(f"data.inputs is empty and {folder} is no corpus; name inputs, or a corpus as data.corpus")
         return data.Corpus.open(folder, tokenizer)
     documents = data.open_documents(config.inputs, config.separator, config.field, max_documents=config.max_documents)
-    if tokenizer is None:
+    if own := tokenizer is None:
         tokenizer = _tokenizer(config, folder, documents, prepared=prepared)
     corpus = data.prepare(documents, tokenizer, folder, processes=processes)
-    for kept in folder.parent.glob(f"{folder.name}.*.tokenizer.json"):
-        kept.unlink()
+    if own and (kept := _kept_tokenizer(config, folder, documents)) is not None:
+        kept.unlink(missing_ok=True)
     return corpus
 
 
@@ -51,13 +52,21 @@ def _tokenizer(config: DataConfig, folder: Path, documents: data.Documents, *, p
                 f"{folder} was made with {corpus.header.vocab_size} tokens, not with {spec}; delete it, or name another"
             )
         return corpus.tokenizer
-    request = hashlib.sha256(json.dumps([spec, dict(documents.identity)]).encode()).hexdigest()[:12]
-    kept = folder.with_name(f"{folder.name}.{request}.tokenizer.json")
+    kept = _kept_tokenizer(config, folder, documents)
+    assert kept is not None
     if kept.exists():
         return data.Tokenizer.load(kept)
     tokenizer = data.make_tokenizer(spec, data.texts(documents))
-    data.write_text(kept, tokenizer.definition)
+    write_text(kept, tokenizer.definition)
     return tokenizer
+
+
+def _kept_tokenizer(config: DataConfig, folder: Path, documents: data.Documents) -> Path | None:
+    """Where a trained tokenizer waits for its corpus: a place of its own for each request."""
+    if not (config.tokenizer or "").startswith("bpe:"):
+        return None
+    request = json.dumps([config.tokenizer, dict(documents.identity)])
+    return folder.with_name(f"{folder.name}.{hashlib.sha256(request.encode()).hexdigest()[:12]}.tokenizer.json")
 
 
 def corpus_folder(recipe: Recipe, out: Path) -> Path:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
+from fsdfm.files import file_sha256
 from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
 from fsdfm.model.weights import weights_sha256
 from fsdfm.run.build import begin_with, named
@@ -88,7 +89,7 @@ def make_coded_pairs(
     def text(samples: Sequence[int]) -> Tensor:
         return begin_with(first, blocks.rows(samples).x_1)
 
-    about = {"coder": data.file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
+    about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)

@@ -21,6 +21,7 @@ from fsdfm.checkpoint import (
     read_settings,
     save_model,
 )
+from fsdfm.files import file_sha256
 from fsdfm.model import DiT
 
 __all__ = ["import_weights"]
@@ -57,7 +58,7 @@ def import_weights(
     with open_released(file, settings, weights, dtype=dtype) as released:
         bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
         with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
-            about = {"file": released.path.name, "group": released.group, "sha256": data.file_sha256(released.path)}
+            about = {"file": released.path.name, "group": released.group, "sha256": file_sha256(released.path)}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
             save_model(out, bundle, dtype=dtype, tensors=released)
     return bundle

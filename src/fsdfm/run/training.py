@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fsdfm import data, flow
+from fsdfm import flow
 from fsdfm.checkpoint import CHECKPOINTS, Checkpoint, load_model, load_training, recover, save_checkpoint
 from fsdfm.config import Recipe, differences, load_recipe, to_toml
+from fsdfm.files import lock, write_json, write_text
 from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainingState
@@ -23,7 +23,7 @@ from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.validation import Validation, make_validation
 from fsdfm.run.weights import check, start
-from fsdfm.runtime import Runtime, commit, lock, require_strategy, stop_on_signal, versions
+from fsdfm.runtime import Runtime, commit, require_strategy, stop_on_signal, versions
 
 __all__ = ["Result", "train"]
 
@@ -76,7 +76,6 @@ def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console |
 
 def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> Path | None:
     """Lock a run's folder; the checkpoint to go on from, if there is one and the recipe is still its own."""
-    _check_writable(out)
     held.enter_context(lock(out))
     place, problems = recover(out / CHECKPOINTS)
     for problem in problems:
@@ -87,8 +86,8 @@ def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> P
 
 
 def _describe(out: Path, recipe: Recipe) -> None:
-    data.write_text(out / "recipe.toml", to_toml(recipe))
-    data.write_text(out / "run.json", json.dumps({"commit": commit(), "versions": versions()}, indent=2) + "\n")
+    write_text(out / "recipe.toml", to_toml(recipe))
+    write_json(out / "run.json", {"commit": commit(), "versions": versions()}, indent=2)
 
 
 def _fit(
@@ -178,17 +177,6 @@ def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe, *, training_ste
         frozen=None if frozen is None else frozen.to(device),
     )
     return [bundle.tokenizer.decode(row) for row in x_1.tolist()]
-
-
-def _check_writable(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".lock"
-        probe.touch()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to {out}: {error.strerror}; choose a folder you may write to with out="
-        ) from error
 
 
 def _check_same(file: Path, recipe: Recipe) -> None:

@@ -2,7 +2,7 @@
 
 from fsdfm.runtime.machine import Precision, Runtime, RuntimeConfig, Strategy, require_strategy
 from fsdfm.runtime.processes import ALONE, EchoError, Processes, is_sharded, local, placed, process_count
-from fsdfm.runtime.session import commit, interrupt_on_sigterm, lock, stop_on_signal, versions
+from fsdfm.runtime.session import commit, interrupt_on_sigterm, stop_on_signal, versions
 from fsdfm.runtime.shards import load_shards, save_shards
 from fsdfm.runtime.spawn import share_threads, spawn_local
 
@@ -19,7 +19,6 @@ __all__ = [
     "is_sharded",
     "load_shards",
     "local",
-    "lock",
     "placed",
     "process_count",
     "require_strategy",

@@ -1,4 +1,4 @@
-"""A run among others on a machine: signals, a lock on its folder, and what it says of its versions."""
+"""A run among others on a machine: signals, and what it says of its versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["commit", "interrupt_on_sigterm", "lock", "stop_on_signal", "versions"]
+__all__ = ["commit", "interrupt_on_sigterm", "stop_on_signal", "versions"]
 
 
 @contextmanager
@@ -53,22 +53,6 @@ def interrupt_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, usual)
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep every other process out of a folder; the lock dies with its process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"{folder} is in use by another run; wait for it, or choose another out") from error
-        yield
 
 
 def versions() -> dict[str, str]:

@@ -6,10 +6,11 @@ which any number of processes, one included, reads what it needs.
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -20,17 +21,16 @@ from fsdfm.runtime.processes import Processes, is_sharded, placed
 __all__ = ["INDEX", "load_shards", "save_shards"]
 
 INDEX = ".metadata"
-_TRUSTED = ("torch.distributed.checkpoint.", "torch.distributed.tensor.", "torch.distributed._shard.")
-_TRUSTED_NAMES = {
-    ("torch", "Size"),
+_LARGEST_INDEX = 2**28  # bytes
+_STORED = "torch.distributed.checkpoint.metadata"
+_NAMES = {  # all that the index of plain tensors is made of, name by name: a module vouches for nothing in it
+    *((_STORED, name) for name in ("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta")),
+    *((_STORED, name) for name in ("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
-    ("builtins", "set"),
-    ("builtins", "getattr"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("torch", "device"),
+    ("torch", "Size"),
 }
+_PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath")}
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], processes: Processes) -> None:
@@ -54,7 +54,9 @@ def load_shards(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[
 
     like, reader = like or {}, _reader(folder)
     tensors: dict[str, Tensor] = {}
-    for name, entry in reader.read_metadata().state_dict_metadata.items():
+    metadata = reader.read_metadata()
+    _check(folder, metadata)
+    for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise ValueError(f"{folder / INDEX} says that {name!r} is no tensor; this is no training state of fsdfm")
         mine = like.get(name)
@@ -74,8 +76,7 @@ def _reader(folder: Path) -> Any:
 
     class Reader(FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:
-            with (folder / INDEX).open("rb") as file:
-                metadata = _Index(file).load()
+            metadata = _read_index(folder / INDEX)
             if getattr(metadata, "storage_meta", None) is None:
                 metadata.storage_meta = StorageMeta()
             metadata.storage_meta.load_id = self.load_id
@@ -84,11 +85,51 @@ def _reader(folder: Path) -> Any:
     return Reader(folder)
 
 
+def _read_index(path: Path) -> Any:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    try:
+        if path.stat().st_size > _LARGEST_INDEX:
+            raise ValueError(f"it has {path.stat().st_size} bytes, allowed are {_LARGEST_INDEX}")
+        with path.open("rb") as file:
+            metadata = _Index(file).load()
+    except (ValueError, pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} cannot be used: {str(error)[:200]}; this is no training state of fsdfm") from error
+    if not isinstance(metadata, Metadata):
+        raise ValueError(f"{path} describes no tensors; this is no training state of fsdfm")
+    return metadata
+
+
+def _check(folder: Path, metadata: Any) -> None:
+    """Raise where an index names files outside its folder, or tensors larger than the files that hold them."""
+    entries = (metadata.storage_data or {}).values()
+    names = {getattr(entry, "relative_path", None) for entry in entries}
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise ValueError(
+                f"{folder / INDEX} names the file {name!r:.80}, which is none of this folder; get it again"
+            )
+    if any(getattr(entry, "transform_descriptors", None) for entry in entries):
+        raise ValueError(f"{folder / INDEX} asks for transformed files, which fsdfm does not write; get it again")
+    stored = sum((folder / str(name)).stat().st_size for name in names)
+    described = 0
+    for entry in metadata.state_dict_metadata.values():
+        size, kind = getattr(entry, "size", ()), getattr(getattr(entry, "properties", None), "dtype", None)
+        described += math.prod(size) * (kind.itemsize if isinstance(kind, torch.dtype) else 0)
+    if described > stored:
+        raise ValueError(
+            f"{folder / INDEX} describes {described} bytes of tensors, its files hold {stored}; get it again"
+        )
+
+
 class _Index(pickle.Unpickler):
-    """A pickle may call any function; this one only what describes tensors."""
+    """A pickle may call any function; this one only the names that describe tensors, none reached through a dot."""
 
     def find_class(self, module: str, name: str) -> Any:
-        trusted = module.startswith(_TRUSTED) or (module, name) in _TRUSTED_NAMES
-        if not trusted and not (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            raise ValueError(f"{INDEX} asks for {module}.{name}, which describes no tensor; this is no training state")
+        if (module, name) in _PATHS:
+            return PurePath
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        if (module, name) not in _NAMES:
+            raise ValueError(f"it asks for {module}.{name}, which describes no tensor")
         return super().find_class(module, name)

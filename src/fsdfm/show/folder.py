@@ -10,7 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["progress", "replace_file", "writable_folder"]
+from fsdfm.files import replace_file
+
+__all__ = ["progress", "writable_folder"]
 
 
 def writable_folder(name: str | os.PathLike[str]) -> Path:
@@ -24,16 +26,6 @@ def writable_folder(name: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose a folder you may write to") from error
     return folder
-
-
-def replace_file(file: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the file, then put it in place in one move: a reader never sees half a file."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        write(unfinished)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager

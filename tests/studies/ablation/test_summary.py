@@ -2,10 +2,11 @@ import math
 
 import pytest
 
+from fsdfm.files import write_json
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.studies.ablation.factors import CONTROL, FACTORS, Claim, Factor, Variant
 from fsdfm.studies.ablation.report import Tables, paper_ratio, sentence
-from fsdfm.studies.ablation.setting import Setting, write_json
+from fsdfm.studies.ablation.setting import Setting
 from fsdfm.studies.ablation.summary import METRICS, Scores, Verdict, decide, verdicts
 from fsdfm.studies.truth.summary import estimate
 

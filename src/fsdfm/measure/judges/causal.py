@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fsdfm.checkpoint import convert_llama2c
 from fsdfm.data import Tokenizer
+from fsdfm.files import write_json
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 
@@ -83,7 +84,7 @@ def save_causal(folder: str | Path, model: CausalModel, tokenizer: Tokenizer, *,
     config = {"format": _FORMAT, "model": model.config.to_dict(), "bos_id": bos_id, "tokenizer": tokenizer.hash}
     tokenizer.save(folder)
     save_file({name: value.cpu().contiguous() for name, value in model.state_dict().items()}, folder / _WEIGHTS)
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / _CONFIG, config, indent=2)
     return folder
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdfm.files import replace_file, write_text
 from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
@@ -59,11 +61,11 @@ def write_report(files: Sequence[Path], out: Path, *, names: Sequence[str] = ())
         if len(comparison.labels) > 1:
             texts["changes.csv"] = changes_csv(comparison)
         for name, text in texts.items():
-            (out / name).write_text(text, encoding="utf-8")
+            write_text(out / name, text)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # a name in letters the font lacks is drawn as boxes
             for name, figure in figures.items():
-                figure.savefig(out / f"{name}.png", dpi=DPI)
+                replace_file(out / f"{name}.png", partial(figure.savefig, format="png", dpi=DPI))
     except OSError as error:
         raise ValueError(f"cannot write into {out}: {error.strerror}; choose a folder you may write to") from error
     return [out / name for name in (*texts, *(f"{name}.png" for name in figures))]

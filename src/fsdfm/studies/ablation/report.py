@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsdfm.data import write_text
+from fsdfm.files import replace_file, write_json, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.figures import draw_change, require_plots
 from fsdfm.studies.ablation.factors import Factor, Variant
-from fsdfm.studies.ablation.setting import Setting, write_json
+from fsdfm.studies.ablation.setting import Setting
 from fsdfm.studies.ablation.summary import METRICS, PERPLEXITY, SECONDS, Metric, Scores, Verdict
 from fsdfm.studies.truth.summary import Estimate
 
@@ -269,7 +270,7 @@ def _draw(file: Path, tables: Tables) -> None:
     evaluations = tuple(_over_seeds(tables.scores, label) for label in tables.factor.figure)
     drawn = draw_change(Comparison(tables.factor.figure, evaluations), tables.factor.figure[1])
     if drawn is not None:
-        drawn.savefig(file, dpi=150)
+        replace_file(file, partial(drawn.savefig, format="png", dpi=150))
 
 
 def _over_seeds(scores: Scores, label: str) -> Evaluation:

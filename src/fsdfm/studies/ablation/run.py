@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fsdfm.checkpoint import Checkpoint
+from fsdfm.files import lock
 from fsdfm.flow import UniformSource
 from fsdfm.measure.evaluation import parse_steps
 from fsdfm.measure.judges import make_judge
 from fsdfm.run import prepare_corpus
-from fsdfm.runtime import commit, interrupt_on_sigterm, lock, versions
+from fsdfm.runtime import commit, interrupt_on_sigterm, versions
 from fsdfm.show.quality.figures import require_plots
 from fsdfm.studies.ablation.cells import StoppedError, Unit, cell_name, finished_cell, run_unit, units_of
 from fsdfm.studies.ablation.factors import Factor, Variant, find_factor

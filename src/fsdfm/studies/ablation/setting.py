@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdfm import data
 from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.config import Recipe, load_recipe
+from fsdfm.files import file_sha256, write_json
 from fsdfm.model.weights import weights_sha256
-from fsdfm.studies.truth.study import write_atomically
 
-__all__ = ["RECIPE", "Place", "Setting", "base_folder", "flow_overrides", "parse_recipe", "write_json"]
+__all__ = ["RECIPE", "Place", "Setting", "base_folder", "flow_overrides", "parse_recipe"]
 
 RECIPE = Path(__file__).with_name("base.toml")
 # What `fsdfm ablate` decides, and why a user's override would not do what it says.
@@ -111,23 +110,12 @@ class Place:
                     f"{self.folder} holds cells of another setting: {key} was {_short(found[key])}, now it is "
                     f"{_short(value)}; give the old one, or another --out"
                 )
-        try:
-            write_json(file, {**found, **said})
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {self.folder}: {error.strerror}; choose a folder you may write to with --out"
-            ) from error
+        write_json(file, {**found, **said})
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:18] + "…"
-
-
-def write_json(file: Path, value: object) -> None:
-    """Write a JSON file, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda side: side.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))
 
 
 def base_folder(name: str | None) -> Path:
@@ -146,7 +134,7 @@ def base_facts(folder: Path) -> tuple[Checkpoint, str]:
 
 def text_sha256(inputs: Sequence[str]) -> str:
     """What a list of texts says of itself: checksums of files, names of anything else."""
-    return " ".join(data.file_sha256(Path(name)) if Path(name).is_file() else name for name in inputs)
+    return " ".join(file_sha256(Path(name)) if Path(name).is_file() else name for name in inputs)
 
 
 def flow_overrides(bundle: Checkpoint) -> list[str]:

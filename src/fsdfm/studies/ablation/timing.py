@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdfm.config import load_recipe
+from fsdfm.files import write_json
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Hooks, Trainer
 from fsdfm.run import make_rows, make_trainer, start
 from fsdfm.runtime import Runtime
 from fsdfm.studies.ablation.cells import recipe_overrides
 from fsdfm.studies.ablation.factors import Training, Variant
-from fsdfm.studies.ablation.setting import RECIPE, Place, Setting, write_json
+from fsdfm.studies.ablation.setting import RECIPE, Place, Setting
 
 __all__ = ["run_timing", "timing_name"]
 

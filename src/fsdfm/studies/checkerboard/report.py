@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from fsdfm.show.folder import progress, replace_file, writable_folder
+from fsdfm.files import replace_file, write_json, write_text
+from fsdfm.show.folder import progress, writable_folder
 from fsdfm.studies.checkerboard.board import Board
 from fsdfm.studies.checkerboard.captions import captions
 from fsdfm.studies.checkerboard.figures import DPI, draw_few_steps, draw_jumps, draw_trajectories, film, require_plots
@@ -60,8 +60,8 @@ def run_checkerboard(
         )
         _write_pictures(folder, numbers, states, tick)
     numbers = replace(numbers, seconds=time.perf_counter() - start)
-    replace_file(folder / "numbers.json", lambda file: file.write_text(json.dumps(numbers.to_json(), indent=1) + "\n"))
-    replace_file(folder / "captions.md", lambda file: file.write_text(captions(numbers)))
+    write_json(folder / "numbers.json", numbers.to_json())
+    write_text(folder / "captions.md", captions(numbers))
     return numbers
 
 

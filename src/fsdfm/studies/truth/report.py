@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path as FilePath
 from typing import Any
 
 import torch
 
+from fsdfm.files import replace_file, write_json, write_text
 from fsdfm.studies.truth.figure import draw_truth
 from fsdfm.studies.truth.laws import BUDGETS
-from fsdfm.studies.truth.study import Setting, write_atomically
+from fsdfm.studies.truth.study import Setting
 from fsdfm.studies.truth.summary import Estimate, Results, estimate, verdicts
 
 __all__ = ["write_report"]
@@ -21,11 +21,11 @@ def write_report(folder: FilePath, results: Results, *, setting: Setting, stamp:
     """Write the three files and return the verdicts."""
     found = verdicts(results)
     numbers = {"stamp": stamp, "verdicts": found, "rows": results.as_json(), "cells": list(results.cells.values())}
-    write_atomically(folder / "truth.json", lambda file: file.write_text(json.dumps(numbers, indent=1) + "\n"))
+    write_json(folder / "truth.json", numbers)
     text = "\n".join([*_heading(results, setting), *_tables(results), *_convergence(results), *_verdict(found)])
-    write_atomically(folder / "truth.md", lambda file: file.write_text(text))
+    write_text(folder / "truth.md", text)
     figure = draw_truth(results)
-    write_atomically(folder / "truth.png", lambda file: figure.savefig(file, format="png", dpi=150))
+    replace_file(folder / "truth.png", lambda file: figure.savefig(file, format="png", dpi=150))
     return found
 
 

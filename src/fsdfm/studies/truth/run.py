@@ -16,10 +16,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fsdfm.files import write_json
 from fsdfm.studies.truth.figure import require_plots
 from fsdfm.studies.truth.methods import FULL, Method
 from fsdfm.studies.truth.report import write_report
-from fsdfm.studies.truth.study import Setting, Study, methods_of, write_atomically
+from fsdfm.studies.truth.study import Setting, Study, methods_of
 from fsdfm.studies.truth.summary import Results
 from fsdfm.studies.truth.worlds import WORLDS, make_world
 
@@ -86,7 +87,7 @@ def _prepare(folder: FilePath, setting: Setting) -> FilePath:
     try:
         cells.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            write_atomically(file, lambda side: side.write_text(json.dumps(asdict(setting)) + "\n"))
+            write_json(file, asdict(setting), indent=None)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from error
     found = json.loads(file.read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from fsdfm.files import replace_file, write_json
 from fsdfm.flow import ExactJump, Jump, total_variation
 from fsdfm.studies.truth.laws import (
     BUDGETS,
@@ -34,7 +34,7 @@ from fsdfm.studies.truth.network import TinyDenoiser
 from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import World, make_world
 
-__all__ = ["Cell", "Setting", "Study", "methods_of", "write_atomically"]
+__all__ = ["Cell", "Setting", "Study", "methods_of"]
 
 _GRID, _BISECTIONS = 12, 12
 
@@ -66,13 +66,6 @@ def methods_of(world: str, *, full: bool) -> tuple[Method, ...]:
     return tuple(method for method in wanted if small or "tied" not in method.name)
 
 
-def write_atomically(file: FilePath, write: Callable[[FilePath], object]) -> None:
-    """Write to the side, then rename: a file is complete or absent."""
-    side = file.with_name(f".{file.name}.{os.getpid()}")
-    write(side)
-    os.replace(side, file)
-
-
 class Study:
     """The cells of one world and one seed, in the folder of a run."""
 
@@ -100,7 +93,7 @@ class Study:
                 start = time.perf_counter()
                 cell = {**self._compute(method), "seconds": time.perf_counter() - start}
                 cell |= {"world": self.world.name, "seed": self.seed, "method": method.name, "row": asdict(method)}
-                _write_json(self.cell_file(method.name), cell)
+                write_json(self.cell_file(method.name), cell)
             tick()
 
     def _compute(self, method: Method) -> Cell:
@@ -141,7 +134,7 @@ class Study:
             step_aware=bool(method.tableau),
             watch=watch,
         )
-        write_atomically(self._weights_file(method.name), lambda file: torch.save(network.state_dict(), file))
+        replace_file(self._weights_file(method.name), lambda file: torch.save(network.state_dict(), file))
         cell = self._judge(make_tables(network, self.world))
         cell["conditional_total_correlation"] = conditional_total_correlation(self.world, joint)
         cell["tv_at_4_steps_while_training"] = curve
@@ -196,10 +189,6 @@ class Study:
 
     def _tempered_law(self, tables: list[Tensor], rule: Jump, temperature: float) -> Tensor:
         return law_of([torch.softmax(torch.log(probs) / temperature, -1) for probs in tables], self.world, rule)
-
-
-def _write_json(file: FilePath, value: object) -> None:
-    write_atomically(file, lambda side: side.write_text(json.dumps(value, indent=1) + "\n"))
 
 
 def _match_entropy(law_at: Callable[[float], Tensor], wanted: float) -> tuple[float, Tensor]:
