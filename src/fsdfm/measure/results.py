@@ -156,6 +156,7 @@ class Evaluation:
     real       the metrics of held-out text
     bound      the likelihood bound
     frontier   rows at other temperatures
+    controls   the metrics of negative controls, by their names: text without sense that was built to please a metric
     facts      anything else: dtype, device, threads, seed, num_samples, commit, versions, started, seconds
     """
 
@@ -167,6 +168,7 @@ class Evaluation:
     real: Mapping[str, Measured] = field(default_factory=dict)
     bound: Measured | None = None
     frontier: tuple[Row, ...] = ()
+    controls: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -214,6 +216,10 @@ class Evaluation:
             "bound": None if self.bound is None else self.bound.to_json(),
             "frontier": [row.to_json() for row in self.frontier],
         }
+        if self.controls:
+            record["controls"] = {
+                who: {name: m.to_json() for name, m in found.items()} for who, found in self.controls.items()
+            }
         return {name: _plain(value) for name, value in record.items()}
 
     @classmethod
@@ -234,6 +240,10 @@ class Evaluation:
             real=_split(_mapping(rest.pop("real", None) or {}, "real"))[0],
             bound=None if bound is None else _within("bound", _measured, bound),
             frontier=_rows(rest.pop("frontier", None) or [], "frontier"),
+            controls={
+                name: _within(f"controls.{name}", lambda each: _split(_mapping(each, "it"))[0], found)
+                for name, found in _mapping(rest.pop("controls", None) or {}, "controls").items()
+            },
             facts=rest,
         )
 
