@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsdfm.measure.metrics import unigram_entropy_bits
-from fsdfm.measure.results import Measured
+from fsdfm.measure.results import Evaluation, Measured
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Control",
     "Direction",
     "Material",
+    "blind_metrics",
     "find_blindness",
     "sample_controls",
     "sentence_ends",
@@ -271,7 +272,8 @@ Direction = Literal["lower", "higher", "nearer"]
 DIRECTIONS: Mapping[str, Direction] = MappingProxyType(
     {
         **dict.fromkeys(("token_perplexity", "perplexity", "ngram_precision_bits", "ngram_recall_bits"), "lower"),
-        **dict.fromkeys(("energy_z", "mmd_z", "energy_style_z", "energy_ngram_z", "energy_meaning_z"), "lower"),
+        **dict.fromkeys(("second_token_perplexity", "second_perplexity"), "lower"),
+        **dict.fromkeys(("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_meaning_z"), "lower"),
         **dict.fromkeys(("mauve", "brier_lm"), "higher"),
         **dict.fromkeys(("entropy_bits", "distinct_1", "distinct_2", "distinct_4"), "nearer"),
         **dict.fromkeys(("self_bleu", "repetition", "copied_8grams"), "nearer"),
@@ -333,6 +335,12 @@ def find_blindness(
         if above_real or above:
             marks.append(Blindness(metric, above_real, above))
     return marks
+
+
+def blind_metrics(evaluation: Evaluation) -> list[Blindness]:
+    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text."""
+    models = {f"{row.steps} steps": row.metrics for row in evaluation.plain}
+    return find_blindness(evaluation.real, models, evaluation.controls)
 
 
 def _above(controls: Mapping[str, Measured], other: Measured, rank: _Rank) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, load
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
-from fsdfm.measure.judges import make_judge
+from fsdfm.measure.judges import Judge, make_judge
+from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
 from fsdfm.measure.rows import Begin, Reader, TokenRows, cut_rows
@@ -48,6 +49,8 @@ from fsdfm.runtime import (
 __all__ = ["DEFAULT_STEPS", "Outcome", "Request", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
+DEFAULT_FRONTIER = "0.8,0.9"  # beside the temperature of the rows themselves, where there is a judge
+_NONE = "none"
 _SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start")
 _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", "device")
 # What belongs to sampling, and so has no say where samples are there already.
@@ -63,6 +66,7 @@ class Request:
 
     model: str | None = None
     judge: str | None = None
+    second_judge: str | None = None
     held_out: str | None = None
     separator: str | None = "<|endoftext|>"
     field: str = "text"
@@ -83,6 +87,7 @@ class Request:
     mauve: str | None = None
     matched: tuple[str, ...] = ()
     frontier: str | None = None
+    controls: bool = True
     json: Path | None = None
     samples: Path | None = None
     from_samples: Path | None = None
@@ -187,7 +192,8 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
         options = _options(request, bundle)
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
-        judge = None if request.judge is None else make_judge(request.judge, device=lm.runtime.device)
+        judge, second = _judges(request, lm.runtime.device)
+        data = replace(data, second=second)
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
         archive = None if file is None else _archive(file, about, data, options, lm=lm)
@@ -209,6 +215,19 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
         )
 
     return run
+
+
+def _judges(request: Request, device: Any) -> tuple[Judge | None, Judge | None]:
+    """The judge and the second one, as far as they are named."""
+    if request.second_judge is not None and request.judge in (None, request.second_judge):
+        raise ValueError(
+            f"--second-judge is {request.second_judge} and --judge {request.judge}; name two different judges, "
+            "of two families where you can"
+        )
+    first, second = (
+        None if name is None else make_judge(name, device=device) for name in (request.judge, request.second_judge)
+    )
+    return first, second
 
 
 def _check_texts(request: Request) -> None:
@@ -236,10 +255,19 @@ def _options(request: Request, bundle: Checkpoint) -> Options:
         num=request.num or DEFAULT_NUM,
         metrics=_metrics(request.metrics),
         matched=tuple(_target(text, sampling.length) for text in request.matched),
-        frontier=_numbers(request.frontier, "--frontier") if request.frontier else (),
+        frontier=_frontier(request),
+        controls=request.controls,
         seed=request.seed,
         batch_size=request.batch_size,
     )
+
+
+def _frontier(request: Request) -> tuple[float, ...]:
+    """The temperatures to sweep beside the rows' own: a comparison of two models needs the curve."""
+    default = DEFAULT_FRONTIER if request.judge is not None else _NONE
+    text = default if request.frontier is None else request.frontier
+    found = () if text == _NONE else _numbers(text, "--frontier")
+    return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
 def _from_samples(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
@@ -252,7 +280,8 @@ def _from_samples(request: Request, processes: Processes, held: ExitStack, conso
         reader = Reader(texts.Tokenizer(archive.header["tokenizer"]), archive.header["bos_id"])
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
-        judge = None if request.judge is None else make_judge(request.judge, device=runtime.device)
+        judge, second = _judges(request, runtime.device)
+        data = replace(data, second=second)
     data = _shared(data, processes)
 
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
@@ -283,6 +312,7 @@ def _stored_options(request: Request, archive: Archive) -> Options:
         steps=parse_steps(request.steps) if request.steps else tuple(sorted({row["steps"] for row in rows})),
         num=request.num or _largest_common(rows),
         metrics=_metrics(request.metrics),
+        controls=request.controls,
         seed=archive.header["seed"],
     )
 
@@ -307,8 +337,9 @@ def _open_data(request: Request, reader: Reader, options: Options, *, held: Exit
     facts: dict[str, Any] = {}
     real, training = None, None
     features = None if request.mauve is None else _features(request.mauve)
+    store = default_store()
     if not speaks:
-        return Data(features=features)
+        return Data(features=features, store=store)
     if request.held_out is not None:
         corpus = _corpus((request.held_out,), request, reader.tokenizer, held=held)
         real = _real_rows(corpus, request, reader, options)
@@ -326,7 +357,7 @@ def _open_data(request: Request, reader: Reader, options: Options, *, held: Exit
         }
     if features is not None:
         facts["mauve_features"] = request.mauve
-    return Data(real, training, features, facts)
+    return Data(real, training, features, facts, store)
 
 
 def _shared(data: Data, processes: Processes) -> Data:

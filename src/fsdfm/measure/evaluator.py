@@ -23,7 +23,7 @@ from torch import nn
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.collapse import TOLERANCE
-from fsdfm.measure.controls import Blindness, Material, find_blindness, sample_controls, sentence_ends
+from fsdfm.measure.controls import Material, blind_metrics, sample_controls, sentence_ends
 from fsdfm.measure.evidence import FEWEST_REAL, Evidence
 from fsdfm.measure.judges import Judge
 from fsdfm.measure.kept import ScoreStore
@@ -87,6 +87,7 @@ class Data:
     features   text to vectors, for MAUVE
     facts      what a result file says of them: held_out, held_out_sha256, training
     store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
+    second     another judge, best of another family: what both say alike is no taste of one
     """
 
     real: TokenRows | None = None
@@ -94,6 +95,7 @@ class Data:
     features: Features | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     store: ScoreStore | None = None
+    second: Judge | None = None
 
 
 @dataclass(frozen=True)
@@ -301,12 +303,6 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         random.setstate(states[2])
 
 
-def blind_metrics(evaluation: Evaluation) -> list[Blindness]:
-    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text."""
-    models = {f"{row.steps} steps": row.metrics for row in evaluation.plain}
-    return find_blindness(evaluation.real, models, evaluation.controls)
-
-
 class _Evaluator:
     """One evaluation on its way."""
 
@@ -339,6 +335,7 @@ class _Evaluator:
             processes,
             self._evidence(data),
             data.store,
+            data.second,
         )
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
@@ -403,8 +400,7 @@ class _Evaluator:
         return {name: self.assess.control_texts(found, f"control {name}") for name, found in rows.items()}
 
     def _draw_controls(self) -> dict[str, TokenRows]:
-        """As many and as long as the real rows, of the training text, or else of real rows that nothing is compared
-        with."""
+        """As many and as long as the real rows, made of the training text, or of real rows that are left."""
         assert self.real is not None
         reader, (num, width) = self.supply.reader, self.real.shape
         length, decode = width - reader.lead, reader.tokenizer.decode
@@ -452,7 +448,11 @@ class _Evaluator:
         return Measured(interval.value, interval.low, interval.high, facts)
 
     def _judge_facts(self) -> dict[str, Any]:
-        return {} if self.judge is None else {"name": self.judge.name, **self.judge.facts}
+        if self.judge is None:
+            return {}
+        second = self.assess.second
+        other = {} if second is None else {"second": {"name": second.name, **second.facts}}
+        return {"name": self.judge.name, **self.judge.facts, **other}
 
     def _resume(self, earlier: Evaluation) -> Evaluation:
         old, judge = earlier.to_json(), self._judge_facts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -61,6 +61,7 @@ class MetricSuite:
     features   text to vectors, for MAUVE and distances
     evidence   what samples are compared with beyond perplexity; None: nothing
     store      where scores of real text and of controls are kept; None: nowhere
+    second     another judge, whose perplexities are called `second_...`
     processes  share what a network reads and what is left out in turn; all of them get every number
     """
 
@@ -75,6 +76,7 @@ class MetricSuite:
     processes: Processes = ALONE
     evidence: Evidence | None = None
     store: ScoreStore | None = None
+    second: Judge | None = None
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
@@ -86,6 +88,8 @@ class MetricSuite:
         found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
         if light:
             return found
+        if "perplexity" in self.metrics and self.second is not None:
+            found |= self.perplexities(self.as_second().score(drawn.tokens, name), "second_")
         if "diversity" in self.metrics:
             found |= self._diversity(drawn.tokens)
         if self.evidence is not None:
@@ -100,6 +104,8 @@ class MetricSuite:
     def real_texts(self, rows: TokenRows, name: str) -> dict[str, Measured]:
         """What real rows say: as `texts`, but compared with other real rows, and scores are kept."""
         found = self.perplexities(self.score_kept(rows, name)) if self.judge is not None else {}
+        if self.second is not None:
+            found |= self.perplexities(self.as_second().score_kept(rows, name), "second_")
         found |= {key: _measured(interval) for key, interval in self.watched(rows).items()}
         if "diversity" in self.metrics:
             found |= self._diversity(rows)
@@ -114,12 +120,18 @@ class MetricSuite:
         found: dict[str, Measured] = {}
         if "perplexity" in self.metrics:
             found |= self.perplexities(self.score_kept(rows[:CONTROL_ROWS], name))
+            if self.second is not None:
+                found |= self.perplexities(self.as_second().score_kept(rows[:CONTROL_ROWS], name), "second_")
         found |= {key: _measured(interval) for key, interval in self.watched(rows).items()}
         if "diversity" in self.metrics:
             found |= self._diversity(rows)
         if self.evidence is not None:
             found |= self.compared(rows)
         return found
+
+    def as_second(self) -> MetricSuite:
+        """The suite with the second judge in the place of the first."""
+        return replace(self, judge=self.second)
 
     def compared(self, rows: TokenRows) -> dict[str, Measured]:
         """Distances, n-grams and checks, by the first process."""
