@@ -1,6 +1,6 @@
 """The composition root of `fsdfm evaluate`: names become models, judges, texts and files here and nowhere else.
 
-outcome = run_evaluation(Request(model="runs/tiny-dfm", judge="smollm2", held_out="valid.txt", json=Path("tiny.json")))
+outcome = run_evaluation(EvaluationRequest(model="runs/tiny-dfm", judge="smollm2", held_out="valid.txt"))
 outcome.evaluation.row(8)
 """
 
@@ -22,7 +22,7 @@ from fsdfm import data as texts
 from fsdfm.checkpoint import Checkpoint, describe_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
-from fsdfm.generate import LanguageModel, load
+from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import Judge, make_judge
@@ -30,7 +30,7 @@ from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
 from fsdfm.measure.rows import Begin, Reader, TokenRows, cut_rows
-from fsdfm.measure.sampling import Sampling
+from fsdfm.measure.sampling import SamplingPlan
 from fsdfm.model.weights import weights_sha256
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import (
@@ -46,7 +46,7 @@ from fsdfm.runtime import (
     versions,
 )
 
-__all__ = ["DEFAULT_STEPS", "Outcome", "Request", "count", "parse_steps", "run_evaluation"]
+__all__ = ["DEFAULT_STEPS", "EvaluationRequest", "Outcome", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
 DEFAULT_FRONTIER = "0.8,0.9"  # beside the temperature of the rows themselves, where there is a judge
@@ -61,7 +61,7 @@ _OF_SAMPLING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """What a user asks for, in the words of the command line (`fsdfm evaluate --help`)."""
 
     model: str | None = None
@@ -76,11 +76,11 @@ class Request:
     num: int | None = None
     length: int | None = None
     seed: int = 0
-    temperature: float = 1.0
+    temperature: float | None = None
     final_temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    jump: str = "exact"
+    jump: str | None = None
     grid: str = "uniform"
     start: float | None = None
     metrics: str | None = None
@@ -111,7 +111,7 @@ class Outcome:
     speaks: bool = True
 
 
-def run_evaluation(request: Request, *, console: Console | None = None) -> Outcome:
+def run_evaluation(request: EvaluationRequest, *, console: Console | None = None) -> Outcome:
     """Measure what a request asks for; Ctrl-C or SIGTERM ends it early with what is finished.
 
     The processes that `torchrun` started, or `request.processes` of this machine, share the work: no number changes,
@@ -127,12 +127,12 @@ def run_evaluation(request: Request, *, console: Console | None = None) -> Outco
     return Outcome(run.known, finished=True, speaks=run.speaks)
 
 
-def _for_each(request: Request) -> Request:
+def _for_each(request: EvaluationRequest) -> EvaluationRequest:
     """What each of the processes is asked, the machine's threads shared out among them."""
     return replace(request, processes=1, threads=request.threads or share_threads(request.processes))
 
 
-def _follow(request: Request) -> None:
+def _follow(request: EvaluationRequest) -> None:
     """What processes other than the first do."""
     _Run(Console(stderr=True))(request)
 
@@ -148,7 +148,7 @@ class _Run:
         self.console, self.speaks = console, True
         self.known: Evaluation | None = None
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: EvaluationRequest) -> None:
         """Measure."""
         processes = Processes.join() if process_count() > 1 else ALONE
         self.speaks = processes.is_rank0
@@ -169,7 +169,7 @@ class _Run:
                 report.say(f"{request.json}: {there} there already")
             self.known = task(earlier, lambda evaluation: self._keep(evaluation, request, report), report.tell)
 
-    def _keep(self, evaluation: Evaluation, request: Request, report: _Report) -> None:
+    def _keep(self, evaluation: Evaluation, request: EvaluationRequest, report: _Report) -> None:
         if self.speaks and request.json is not None:
             save_evaluation(evaluation, request.json)
         report.evaluation(evaluation)
@@ -179,7 +179,7 @@ class _Run:
 _Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
 
 
-def _from_model(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
     with processes.in_turn():  # the first downloads what is missing, and says what is wrong
         _check_texts(request)
@@ -188,7 +188,7 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
         if request.precision != "float32":  # its weights may be rounded; what is described are those in the folder
             lm = load(request.model, device=request.device, precision=request.precision, threads=request.threads)
         lm.runtime.processes = processes  # each holds the whole model
-        bundle = lm.bundle
+        bundle = lm.checkpoint
         options = _options(request, bundle)
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
@@ -217,7 +217,7 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
     return run
 
 
-def _judges(request: Request, device: Any) -> tuple[Judge | None, Judge | None]:
+def _judges(request: EvaluationRequest, device: Any) -> tuple[Judge | None, Judge | None]:
     """The judge and the second one, as far as they are named."""
     if request.second_judge is not None and request.judge in (None, request.second_judge):
         raise ValueError(
@@ -230,7 +230,7 @@ def _judges(request: Request, device: Any) -> tuple[Judge | None, Judge | None]:
     return first, second
 
 
-def _check_texts(request: Request) -> None:
+def _check_texts(request: EvaluationRequest) -> None:
     """Raise where a request asks for what only real text can give."""
     if request.held_out is not None:
         return
@@ -243,12 +243,10 @@ def _check_texts(request: Request) -> None:
         raise ValueError("--matched data needs the data: --held-out FILE")
 
 
-def _options(request: Request, bundle: Checkpoint) -> Options:
+def _options(request: EvaluationRequest, bundle: Checkpoint) -> Options:
     """What to measure of a model."""
-    sampling = Sampling(
-        length=request.length or bundle.length,
-        **{name: getattr(request, name) for name in _SAMPLING},
-    )
+    config = SamplerConfig(seed=request.seed, **{name: getattr(request, name) for name in _SAMPLING})
+    sampling = SamplingPlan(length=request.length or bundle.length, config=config, advice=bundle.facts.get("sampling"))
     return Options(
         sampling=sampling,
         steps=parse_steps(request.steps or DEFAULT_STEPS),
@@ -257,12 +255,11 @@ def _options(request: Request, bundle: Checkpoint) -> Options:
         matched=tuple(_target(text, sampling.length) for text in request.matched),
         frontier=_frontier(request),
         controls=request.controls,
-        seed=request.seed,
         batch_size=request.batch_size,
     )
 
 
-def _frontier(request: Request) -> tuple[float, ...]:
+def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     """The temperatures to sweep beside the rows' own: a comparison of two models needs the curve."""
     default = DEFAULT_FRONTIER if request.judge is not None else _NONE
     text = default if request.frontier is None else request.frontier
@@ -270,7 +267,7 @@ def _frontier(request: Request) -> tuple[float, ...]:
     return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
-def _from_samples(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
@@ -293,34 +290,46 @@ def _from_samples(request: Request, processes: Processes, held: ExitStack, conso
     return run
 
 
-def _check_no_sampling(request: Request) -> None:
+def _check_no_sampling(request: EvaluationRequest) -> None:
     """Raise where a request says how to sample what was sampled already."""
-    defaults = {f.name: f.default for f in fields(Request)}
+    defaults = {f.name: f.default for f in fields(EvaluationRequest)}
     for name in _OF_SAMPLING:
         if getattr(request, name) != defaults[name]:
             option = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} is given with --from-samples, whose file has decided it; leave it out")
 
 
-def _stored_options(request: Request, archive: Archive) -> Options:
+def _stored_options(request: EvaluationRequest, archive: Archive) -> Options:
     """What to measure of the samples in a file."""
     rows = archive.records("row")
     if not rows:
         raise ValueError(f"{archive.file} holds no complete row; let fsdfm evaluate --samples finish one")
     return Options(
-        sampling=Sampling(**archive.header["sampler"]),
+        sampling=_stored_plan(archive.header),
         steps=parse_steps(request.steps) if request.steps else tuple(sorted({row["steps"] for row in rows})),
         num=request.num or _largest_common(rows),
         metrics=_metrics(request.metrics),
         controls=request.controls,
-        seed=archive.header["seed"],
     )
 
 
+def _stored_plan(header: Mapping[str, Any]) -> SamplingPlan:
+    """How the samples of a file were drawn."""
+    known = dict(header["sampler"])
+    length, temperature = int(known.pop("length")), known.pop("temperature", 1.0)
+    known["jump"] = {"stratified": "systematic"}.get(known.get("jump", "exact"), known.get("jump"))
+    advice = {"temperature": temperature} if isinstance(temperature, Mapping) else None
+    config = SamplerConfig(seed=header["seed"], temperature=None if advice else temperature, **known)
+    return SamplingPlan(length=length, config=config, advice=advice)
+
+
 def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
-    """The number of samples that every row has; a row may have been completed more than once, with more of them."""
+    """The number of samples that every row has; a row may have been completed more than once, with more of them.
+
+    Rows of the frontier have fewer on purpose, and no say.
+    """
     most: dict[str, int] = {}
-    for row in rows:
+    for row in [row for row in rows if row["place"] == "rows"] or rows:
         key = repr((row["place"], row["steps"], row["temperature"], (row["matched"] or {}).get("to")))
         most[key] = max(row["num"], most.get(key, 0))
     return min(most.values())
@@ -329,7 +338,7 @@ def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
 # --- what is measured against -----------------------------------------------------------------------------------------
 
 
-def _open_data(request: Request, reader: Reader, options: Options, *, held: ExitStack, speaks: bool) -> Data:
+def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, held: ExitStack, speaks: bool) -> Data:
     """Held-out rows, the training text and MAUVE's features, as far as they are named.
 
     speaks   the process that does reads the texts; the others have the features only
@@ -366,7 +375,7 @@ def _shared(data: Data, processes: Processes) -> Data:
     return replace(data, real=real, facts=facts)
 
 
-def _real_rows(corpus: texts.Corpus, request: Request, reader: Reader, options: Options) -> TokenRows:
+def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, options: Options) -> TokenRows:
     length = options.sampling.length
     rows = cut_rows(corpus.tokens, corpus.starts, length, bos_id=reader.bos_id, begin=request.begin)
     if len(rows) < 2:
@@ -384,7 +393,9 @@ def _shuffled(rows: TokenRows) -> TokenRows:
     return shuffled
 
 
-def _corpus(inputs: tuple[str, ...], request: Request, tokenizer: texts.Tokenizer, *, held: ExitStack) -> texts.Corpus:
+def _corpus(
+    inputs: tuple[str, ...], request: EvaluationRequest, tokenizer: texts.Tokenizer, *, held: ExitStack
+) -> texts.Corpus:
     """A prepared corpus, or text made into one that lasts as long as the run."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return texts.Corpus.open(inputs[0], tokenizer)
@@ -453,15 +464,15 @@ def _metrics(text: str | None) -> tuple[str, ...] | None:
 # --- what a result file says of itself --------------------------------------------------------------------------------
 
 
-def _describe(request: Request, lm: LanguageModel) -> dict[str, Any]:
+def _describe(request: EvaluationRequest, lm: LanguageModel) -> dict[str, Any]:
     folder = find_model(request.model).resolve()
     of_run = folder.parent.parent.name if folder.parent.name == "checkpoints" else ""
     return {
         "name": request.name or " ".join(filter(None, (of_run, folder.name))),
         "folder": folder.name,
-        "checkpoint_sha256": weights_sha256(lm.bundle.model),
-        "config": _config(lm.bundle),
-        "num_parameters": sum(p.numel() for p in lm.bundle.model.parameters()),
+        "checkpoint_sha256": weights_sha256(lm.checkpoint.model),
+        "config": _config(lm.checkpoint),
+        "num_parameters": sum(p.numel() for p in lm.checkpoint.model.parameters()),
     }
 
 
@@ -488,17 +499,17 @@ def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options,
         "sampler": options.sampling.to_json(),
         "data": {name: value for name, value in data.facts.items() if not name.startswith(("training", "mauve"))},
         "seed": options.seed,
-        "dtype": "bfloat16" if lm.runtime.bfloat16 else lm.bundle.model.precision,
+        "dtype": "bfloat16" if lm.runtime.bfloat16 else lm.checkpoint.model.precision,
         "device": lm.runtime.device.type,
-        "bos_id": lm.bundle.bos_id,
-        "tokenizer": lm.bundle.tokenizer.definition,
+        "bos_id": lm.checkpoint.bos_id,
+        "tokenizer": lm.checkpoint.tokenizer.definition,
     }
     if file.is_dir():
         file = file / "samples.jsonl"
     return Archive.create(file, header, _SAME_SAMPLES)
 
 
-def _own(request: Request, held: ExitStack) -> None:
+def _own(request: EvaluationRequest, held: ExitStack) -> None:
     """Keep other evaluations away from the files that this one writes."""
     for file in {None if path is None else path.resolve() for path in (request.json, request.samples)}:
         if file is not None and (file.is_dir() or file.is_file() or not file.exists()):  # not a device

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
-from fsdfm.measure.evaluation import Request, run_evaluation
+from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model import DiT
 from fsdfm.run import export, train
@@ -180,7 +180,7 @@ def _quoted(path: Path) -> str:
 
 
 def _measure(place: Place, setting: Setting, model: Path, *, setup: Setup, seed: int, file: Path) -> None:
-    request = Request(
+    request = EvaluationRequest(
         model=str(model),
         judge=place.judge,
         held_out=place.held_out,
