@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import ablating, bench, evaluating, planning, reporting, studies, training, writing
+from fsdfm.cli import bench, demo, evaluating, planning, reporting, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
@@ -60,13 +60,11 @@ for command in (
     training.couple,
     planning.plan,
     evaluating.evaluate,
-    ablating.ablate,
     reporting.report,
-    studies.demo,
-    studies.card,
-    studies.checkerboard,
-    studies.truth,
+    demo.demo,
+    demo.card,
 ):
     app.command()(command)
 app.command("import")(training.import_weights)
+app.add_typer(study.app, name="study")
 app.add_typer(bench.app, name="bench")
