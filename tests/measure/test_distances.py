@@ -49,8 +49,9 @@ def test_the_energy_distance_of_two_normals_has_its_closed_form() -> None:
 def test_the_median_of_distances_is_the_bandwidth() -> None:
     a, b = np.array([[0.0], [1.0]]), np.array([[3.0], [10.0]])
     assert mmd(a, b) == mmd(a, b, bandwidth=float(torch.tensor([1, 3, 10, 2, 9, 7.0]).median()))
-    with pytest.raises(ValueError, match="are all texts the same"):
-        mmd(np.zeros((3, 2)), np.zeros((3, 2)))
+    assert mmd(np.zeros((3, 2)), np.zeros((3, 2))) == 0
+    with pytest.raises(ValueError, match="bandwidth is 0"):
+        mmd(a, b, bandwidth=0)
 
 
 def test_distances_are_symmetric_and_refuse_what_has_no_shape() -> None:
@@ -76,6 +77,12 @@ def test_z_of_real_text_is_standard_and_of_other_text_is_large() -> None:
     for size, splits in ((101, 4), (1, 4), (50, 1)):
         with pytest.raises(ValueError, match="allowed are 2 to 100|two or more"):
             split_scale(energy_distance, real, size=size, noise=Noise(0, range(splits)))
+
+
+def test_real_text_that_is_all_the_same_has_no_scale() -> None:
+    scale = split_scale(energy_distance, np.ones((8, 2)), size=4, noise=Noise(0, range(3)))
+    with pytest.raises(ValueError, match="the same text again"):
+        scale.z(1.0)
 
 
 def test_style_features_count_what_they_say() -> None:

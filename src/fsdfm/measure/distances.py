@@ -80,7 +80,9 @@ def mmd(a: Matrix, b: Matrix, *, bandwidth: float | None = None) -> float:
     x, y = _checked(a, b)
     s = bandwidth if bandwidth is not None else _median_distance(torch.cat((x, y)))
     if not s > 0:
-        raise ValueError(f"bandwidth is {s}; allowed are numbers above 0: are all texts the same?")
+        if bandwidth is None:  # more than half of all pairs are equal: nothing to tell apart by
+            return 0.0
+        raise ValueError(f"bandwidth is {s}; allowed are numbers above 0")
 
     def kernel(distance: Tensor) -> Tensor:
         return torch.exp(distance.square() / (-2 * s * s))
@@ -134,6 +136,8 @@ class Scale:
 
     def z(self, distance: float) -> float:
         """(distance - mean) / sd; about a standard normal number where the samples are real."""
+        if not self.sd > 0:
+            raise ValueError("all splits of the real text have one distance: is it the same text again and again?")
         return (distance - self.mean) / self.sd
 
 

@@ -136,9 +136,11 @@ class Evidence:
             features = self.features
             kinds[f"energy_{self.name}_z"] = (lambda rows: features(self._texts(rows)), energy_distance)
             kinds[f"mmd_{self.name}_z"] = (lambda rows: features(self._texts(rows)), mmd)
-        return {name: self._scale(embed, distance) for name, (embed, distance) in kinds.items()}
+        scaled = {name: self._scale(embed, distance) for name, (embed, distance) in kinds.items()}
+        return {name: each for name, each in scaled.items() if each.scale.sd > 0}  # else all real texts are the same
 
     def _scale(self, embed: Callable[[TokenRows], Matrix], distance: Distance) -> _Scaled:
+        """A distance on features whose columns have the mean 0 and the deviation 1 over real text."""
         real = embed(self.real)
 
         def scaled(rows: TokenRows) -> Matrix:

@@ -3,12 +3,13 @@
     run_sudoku("out", quick=True)     # 4 x 4 boards, minutes
     run_sudoku("out")                 # 9 x 9
 
-A board is solved where every cell is right; there is nothing in between to be fooled by. The share of right cells stands
-beside it.
+A board is solved where every cell is right; there is nothing in between to be fooled by. The share of right cells
+stands beside it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -120,9 +121,9 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
     lines = [
         f"# Sudoku {n} x {n}: boards that are right or wrong",
         "",
-        f"Boards solved / empty cells right, in per cent, by network calls; {setting.puzzles} puzzles with one solution "
-        "of each difficulty, generated; ± is the 95 % interval over seeds. Easy puzzles are solved by cells with one "
-        "digit left, medium ones also by digits with one place left, hard ones only by trying.",
+        f"Boards solved / empty cells right, in per cent, by network calls; {setting.puzzles} puzzles of each "
+        "difficulty with one solution, generated; ± is the 95 % interval over seeds. Easy puzzles are solved by cells "
+        "with one digit left, medium ones also by digits with one place left, hard ones only by trying.",
         "",
         *(f"- **{method.name}**: {method.what}" for method in methods),
         "",
@@ -211,8 +212,6 @@ def solve_board(study: str | Path, board: str, *, method: str = "dfm", steps: in
 
 
 def _setting_of(folder: StudyFolder) -> BoardSetting:
-    import json
-
     file = folder.path / "setting.json"
     if not file.is_file():
         raise ValueError(f"{folder.path} holds no study; run `fsdfm study sudoku --out {folder.path}` first")
