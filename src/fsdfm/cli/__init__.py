@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import bench, demo, evaluating, planning, reporting, study, training, writing
+from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
@@ -55,9 +55,8 @@ for command in (
     writing.repair,
     training.train,
     training.prepare,
-    training.convert,
     training.export,
-    training.couple,
+    training.reflow,
     planning.plan,
     evaluating.evaluate,
     reporting.report,
@@ -66,5 +65,6 @@ for command in (
 ):
     app.command()(command)
 app.command("import")(training.import_weights)
+app.add_typer(recipes.app, name="recipe")
 app.add_typer(study.app, name="study")
 app.add_typer(bench.app, name="bench")

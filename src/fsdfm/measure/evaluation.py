@@ -68,7 +68,7 @@ class EvaluationRequest:
     judge: str | None = None
     second_judge: str | None = None
     held_out: str | None = None
-    separator: str | None = "<|endoftext|>"
+    separator: str = texts.SEPARATOR
     field: str = "text"
     begin: Begin = "document"
     training: tuple[str, ...] = ()
@@ -399,7 +399,7 @@ def _corpus(
     """A prepared corpus, or text made into one that lasts as long as the run."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return texts.Corpus.open(inputs[0], tokenizer)
-    documents = texts.open_documents(inputs, request.separator or None, request.field)
+    documents = texts.open_documents(inputs, request.separator, request.field)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fsdfm-")))
     return texts.prepare(documents, tokenizer, folder / "corpus", progress=False)
 

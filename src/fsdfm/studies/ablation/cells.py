@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
+from fsdfm.learn import PathConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.measure.results import load_evaluation
 from fsdfm.model import DiT
@@ -150,14 +151,25 @@ def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: F
         f"data.length={setting.length}",
         f"model.parent={_quoted(start)}",
         *flow_overrides(load_model(start, device="meta")),
-        f"objective.anneal_every={max(1, steps // ANNEALINGS)}",
+        *([f"objective.anneal_every={max(1, steps // ANNEALINGS)}"] if _anneals(training) else []),
         f"train.steps={steps}",
         f"train.seed={seed + 1}",
         f"runtime.device={files.device}",
         "runtime.threads=1",
-        *setting.overrides,
+        *(override for override in setting.overrides if _is_used(override, training)),
         *training.overrides,
     ]
+
+
+def _is_used(override: str, training: FineTuning) -> bool:
+    """The path loss has no use for what a user says of the step sizes and the teacher of the others."""
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    known = {f.name for f in fields(PathConfig)}
+    return section != "objective" or "objective.kind=path" not in training.overrides or key in known
+
+
+def _anneals(training: FineTuning) -> bool:
+    return "objective.weights=AG" in training.overrides
 
 
 def _start(files: AblationFiles, training: FineTuning) -> Path:

@@ -139,14 +139,14 @@ FROM_ZERO = Setup("from-zero", start=0.0, metrics=GIVEN)
 # --- trainings --------------------------------------------------------------------------------------------------------
 
 RK4 = FineTuning("rk4")
-RK2 = FineTuning("rk2", ("objective.teacher=rk2",))
+RK2 = FineTuning("rk2", ("objective.teacher.tableau=rk2",))
 PATH = FineTuning("path", ("objective.kind=path",))
-INSTANT_HOPS = FineTuning("rk4-instant-hops", ("objective.jump=instant",))
-EXACT_HOPS = FineTuning("rk4-exact-hops", ("objective.jump=exact",))
+INSTANT_HOPS = FineTuning("rk4-instant-hops", ("objective.teacher.jump=instant",))
+EXACT_HOPS = FineTuning("rk4-exact-hops", ("objective.teacher.jump=exact",))
 UNIFORM_PATH = FineTuning("uniform-path", ("objective.kind=path",), stretch=2, shared=True)
 MASK_PATH = FineTuning("mask-path", ("objective.kind=path", "flow.source=mask"), MASKED, stretch=2, shared=True)
-UNIFORM_RK2 = FineTuning("uniform-rk2", ("objective.teacher=rk2",), UNIFORM_PATH)
-MASK_RK2 = FineTuning("mask-rk2", ("objective.teacher=rk2", "flow.source=mask"), MASK_PATH)
+UNIFORM_RK2 = FineTuning("uniform-rk2", ("objective.teacher.tableau=rk2",), UNIFORM_PATH)
+MASK_RK2 = FineTuning("mask-rk2", ("objective.teacher.tableau=rk2", "flow.source=mask"), MASK_PATH)
 
 
 def _policy(name: str) -> FineTuning:
@@ -200,12 +200,19 @@ _TEACHER = Factor(
         Variant("RK-4", RK4, SINGLE),
         Variant("path loss only", PATH, SINGLE, control=True),
         *(
-            Variant(name, FineTuning(name, (f"objective.teacher={name}", "objective.average=none")), SINGLE, extra=True)
+            Variant(
+                name,
+                FineTuning(name, (f"objective.teacher.tableau={name}", "objective.teacher.average=none")),
+                SINGLE,
+                extra=True,
+            )
             for name in ("chained", "heun", "midpoint", "classical-rk4")
         ),
         Variant(
             "RK-2, probabilities",
-            FineTuning("rk2-probabilities", ("objective.teacher=rk2", "objective.average=probabilities")),
+            FineTuning(
+                "rk2-probabilities", ("objective.teacher.tableau=rk2", "objective.teacher.average=probabilities")
+            ),
             SINGLE,
             extra=True,
         ),
@@ -309,10 +316,10 @@ _TIME = Factor(
         Variant("RK-4, TB-20", RK4, SINGLE),
         Variant(
             "RK-2, teacher on every row",
-            FineTuning("rk2-every-row", ("objective.teacher=rk2", "objective.path_below_h=0.0")),
+            FineTuning("rk2-every-row", ("objective.teacher.tableau=rk2", "objective.teacher.from_h=0.0")),
             SINGLE,
         ),
-        Variant("RK-4, teacher on every row", FineTuning("rk4-every-row", ("objective.path_below_h=0.0",)), SINGLE),
+        Variant("RK-4, teacher on every row", FineTuning("rk4-every-row", ("objective.teacher.from_h=0.0",)), SINGLE),
     ),
     (
         Claim("RK-2 adds time to a step (the paper: 33 %)", _PLAIN, "RK-2, TB-20", metric="seconds", ratio=1 / 1.33),

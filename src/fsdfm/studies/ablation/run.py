@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fsdfm.data import SEPARATOR
 from fsdfm.flow import UniformSource
 from fsdfm.measure.evaluation import parse_steps
 from fsdfm.measure.judges import make_judge
@@ -48,7 +49,7 @@ class AblationRequest:
     steps: str = "1,2,4,8"
     train_steps: int | None = None
     num: int = 32
-    separator: str = "<|endoftext|>"
+    separator: str = SEPARATOR
     field: str = "text"
     full: bool = False
     workers: int | None = None

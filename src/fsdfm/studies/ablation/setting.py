@@ -9,6 +9,7 @@ from pathlib import Path
 from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.config import Recipe, load_recipe
+from fsdfm.data import SEPARATOR
 from fsdfm.files import file_sha256
 from fsdfm.model.weights import weights_sha256
 
@@ -46,7 +47,7 @@ class AblationSetting:
     train_steps: int
     num: int
     length: int
-    separator: str = "<|endoftext|>"
+    separator: str = SEPARATOR
     field: str = "text"
     overrides: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.6, 0.8)

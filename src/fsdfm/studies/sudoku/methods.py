@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import RULES, MixturePath, StepRule
-from fsdfm.learn.objective import Batch
 from fsdfm.noise import Noise
 from fsdfm.studies.sudoku.network import BoardNetwork, make_source
 from fsdfm.studies.sudoku.solving import ConfidentRule, make_training_boards
@@ -99,10 +99,10 @@ class BoardData:
     box: int
     shares: tuple[float, float] = SHARES
 
-    def batch(self, noise: Noise) -> Batch:
+    def batch(self, noise: Noise) -> TrainingBatch:
         """One board per row of the noise."""
         x_1, given = make_training_boards(self.box, noise, shares=self.shares)
-        return Batch(x_1, given=given)
+        return TrainingBatch(x_1, given=given)
 
 
 def make_network(method: BoardMethod, setting: BoardSetting, seed: int) -> BoardNetwork:
