@@ -22,6 +22,9 @@ def evaluate(
     second_judge: Annotated[
         str | None, typer.Option(help="Another judge, best of another family: gemma3 beside smollm2.")
     ] = None,
+    alternative: Annotated[
+        str | None, typer.Option(help="An autoregressive model beside it: a folder of a causal model, stories15m:FILE.")
+    ] = None,
     held_out: Annotated[str | None, typer.Option(help="Real text that the model was not trained on.")] = None,
     training: Annotated[
         list[str] | None, typer.Option(help="Training text, or a prepared corpus: how much is copied from it.")

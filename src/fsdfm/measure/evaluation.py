@@ -23,6 +23,7 @@ from fsdfm.checkpoint import Checkpoint, describe_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, SamplerConfig, load
+from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import Judge, make_judge
@@ -56,7 +57,7 @@ _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", 
 # What belongs to sampling, and so has no say where samples are there already.
 _OF_SAMPLING = (
     *("model", "length", "temperature", "final_temperature", "top_k", "top_p", "jump", "grid", "start", "seed"),
-    *("held_out", "matched", "frontier", "samples", "precision"),
+    *("held_out", "matched", "frontier", "samples", "precision", "alternative"),
 )
 
 
@@ -67,6 +68,7 @@ class EvaluationRequest:
     model: str | None = None
     judge: str | None = None
     second_judge: str | None = None
+    alternative: str | None = None
     held_out: str | None = None
     separator: str = texts.SEPARATOR
     field: str = "text"
@@ -193,7 +195,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         judge, second = _judges(request, lm.runtime.device)
-        data = replace(data, second=second)
+        data = replace(data, second=second, alternative=_alternative(request, reader, options))
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
         archive = None if file is None else _archive(file, about, data, options, lm=lm)
@@ -228,6 +230,14 @@ def _judges(request: EvaluationRequest, device: Any) -> tuple[Judge | None, Judg
         None if name is None else make_judge(name, device=device) for name in (request.judge, request.second_judge)
     )
     return first, second
+
+
+def _alternative(request: EvaluationRequest, reader: Reader, options: Options) -> Alternative | None:
+    """The autoregressive model that is named."""
+    if request.alternative is None:
+        return None
+    length = options.sampling.length
+    return make_alternative(request.alternative, reader.tokenizer, length=length, batch_size=request.batch_size)
 
 
 def _check_texts(request: EvaluationRequest) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel
+from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.collapse import TOLERANCE
 from fsdfm.measure.controls import Material, blind_metrics, sample_controls, sentence_ends
@@ -89,6 +90,7 @@ class Data:
     facts      what a result file says of them: held_out, held_out_sha256, training
     store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
     second     another judge, best of another family: what both say alike is no taste of one
+    alternative   an autoregressive model to measure beside the model
     """
 
     real: TokenRows | None = None
@@ -97,6 +99,7 @@ class Data:
     facts: Mapping[str, Any] = field(default_factory=dict)
     store: ScoreStore | None = None
     second: Judge | None = None
+    alternative: Alternative | None = None
 
 
 @dataclass(frozen=True)
@@ -331,7 +334,7 @@ class _Evaluator:
         self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
-        self.training = data.training
+        self.training, self.alternative = data.training, data.alternative
         self.assess = MetricSuite(
             supply.reader,
             metrics,
@@ -355,6 +358,8 @@ class _Evaluator:
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
+        if self.alternative is not None and not evaluation.alternatives:
+            evaluation = self._kept(replace(evaluation, alternatives=(self._alternative(evaluation.real),)))
         for job in jobs:
             done = evaluation.rows if job.place == "rows" else evaluation.frontier
             if job.key in [row.key for row in done]:
@@ -501,6 +506,30 @@ class _Evaluator:
             flags=(*flags, *self.assess.flags(drawn.tokens, real)),
             matched=matched,
             metrics=metrics,
+        )
+
+    def _alternative(self, real: Mapping[str, Measured]) -> Row:
+        """What an autoregressive model writes, measured as samples are; a call of its network for every token."""
+        alternative, options, reader = self.alternative, self.options, self.supply.reader
+        assert alternative is not None
+        name, length = alternative.name, options.sampling.length
+        self.tell(f"{name} writes", 0, options.num)
+        drawn = self.processes.on_rank0(
+            lambda: alternative.draw(options.num, length=length, bos_id=reader.bos_id, seed=options.seed)
+        )
+        seconds = drawn.columns["seconds"]
+        metrics = self.assess.texts(drawn, name)
+        if "mauve" in self.metrics:
+            metrics |= self.assess.mauve(drawn.tokens, name)
+        return Row(
+            steps=length - reader.lead,
+            num_samples=len(drawn),
+            seconds=float(seconds.sum()),
+            seconds_per_sample=float(seconds.mean()),
+            temperature=alternative.temperature,
+            flags=self.assess.flags(drawn.tokens, real),
+            metrics=metrics,
+            facts={"name": name, "num_parameters": alternative.num_parameters},
         )
 
     def _given(self, job: Job) -> dict[str, Measured]:

@@ -159,8 +159,9 @@ def model_tables(label: str, evaluation: Evaluation, real: Real) -> list[Table]:
     names = {name for row in evaluation.plain for name in row.metrics} | set(real.metrics)
     metrics = in_order(names)
     parts = {label: [m for m in metrics if m.main], f"{label}: further": [m for m in metrics if not m.main]}
+    rows = (*evaluation.plain, *evaluation.alternatives)
     return [
-        _model_table(title, evaluation.plain, real, metrics=part, timed=n == 0)
+        _model_table(title, rows, real, metrics=part, timed=n == 0)
         for n, (title, part) in enumerate(parts.items())
         if part or n == 0
     ]
@@ -240,7 +241,7 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
         seconds = {}
     body = [
         (
-            str(row.steps),
+            _row_name(row),
             *(column[n] for column in further.values()),
             *(notes.write(metric, row.metrics, row.flags) for metric in metrics),
             *(column[n] for column in seconds.values()),
@@ -251,6 +252,11 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
     body.append((real.label, *[GAP] * len(further), *last, *[GAP] * len(seconds)))
     header = ("steps", *further, *(metric.label for metric in metrics), *seconds)
     return Table(title=title, header=header, rows=tuple(body), notes=notes.lines())
+
+
+def _row_name(row: Row) -> str:
+    """The steps; of an autoregressive model its name, too."""
+    return f"{row.facts['name']}, autoregressive: {row.steps}" if "name" in row.facts else str(row.steps)
 
 
 def matched_table(comparison: Comparison) -> Table | None:
