@@ -99,6 +99,34 @@ def sudoku(
 
 
 @app.command()
+def defects(
+    out: OutOption,
+    held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
+    training: Annotated[str, typer.Option(help="Training text, for copies.")],
+    judge: Annotated[str | None, typer.Option(help="Also the perplexity under this judge.")] = None,
+    minilm: Annotated[bool, typer.Option("--minilm", help="Also distances of sentence features.")] = False,
+    num: Annotated[int, typer.Option(help="Texts that are damaged, and as many to compare with.", min=4)] = 128,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    workers: WorkersOption = None,
+) -> None:
+    """Damage real text in known ways and ask every metric whether it sees it; the same command resumes."""
+    from fsdfm.studies.defects import run_defects
+
+    with _stoppable(out):
+        run_defects(
+            out,
+            held_out=held_out,
+            training=training,
+            judge=judge,
+            minilm=minilm,
+            num=num,
+            separator=separator,
+            workers=workers,
+        )
+    typer.echo((out / "defects.md").read_text(encoding="utf-8"))
+
+
+@app.command()
 def ablate(
     factor: Annotated[
         str, typer.Argument(help="scalar, teacher, weights, source, time, jump or start: one of the paper's tables.")
