@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import MaskSource, Source
-from fsdfm.model import ModelConfig
-from fsdfm.model.dit import TransitionTables
+from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.sudoku.board import cell_groups
 
@@ -130,8 +129,8 @@ class BoardNetwork(nn.Module):
 
 
 def _transitions(vocab_size: int, rank: int, seed: int) -> TransitionTables:
-    shape = ModelConfig(vocab_size=vocab_size, width=4, num_heads=1, num_blocks=1, transition_rank=rank)
-    tables = TransitionTables(shape)
+    shape = ModelConfig(vocab_size=vocab_size, width=4, num_heads=1, num_blocks=1)
+    tables = TransitionTables(shape, CRFConfig(rank=rank))
     tables.initialise(seed)
     return tables
 
