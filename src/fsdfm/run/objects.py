@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from fsdfm import data, flow
 from fsdfm.checkpoint import Bundle, make_schedule, make_source
 from fsdfm.config import FlowConfig, ObjectiveConfig, Recipe
+from fsdfm.files import nearest
 from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
 from fsdfm.learn.objective import (
     Batch,
@@ -192,6 +192,6 @@ def named(known: Mapping[str, _T], name: str, where: str) -> _T:
     """What a name means; `where` it stands is said if it means nothing."""
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(name, known)
+    hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(f"{where} is {name!r}; allowed are {', '.join(known)}{hint}")
