@@ -476,7 +476,9 @@ def test_kill_9_at_twenty_moments_changes_no_bit(tmp_path):
 def test_output_that_cannot_be_written(recipe, tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(ValueError, match="cannot write to .*; make room there, or choose a folder you may write to"):
+        with pytest.raises(
+            ValueError, match="cannot write to .*; make room there, or choose a folder you may write to"
+        ):
             train_silently(recipe, f"out={out}")
 
 
