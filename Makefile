@@ -1,4 +1,4 @@
-# Every target sets up what it needs from nothing: a fresh clone and Python >= 3.10 are enough.
+# Every target sets up what it needs from nothing: a fresh clone and Python >= 3.11 are enough.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -8,7 +8,7 @@ constant means order 1/S, equal growth with every doubling means ln S / S, growt
 
 import torch
 
-from fsdfm import ExactDenoiser, ExactJump, Grid, InstantJump, Path, SingleJump, UniformSource
+from fsdfm import ExactDenoiser, ExactJump, Grid, InstantJump, MixturePath, SingleJump, UniformSource
 from fsdfm.flow import LiteralJump, sampler_law, total_variation
 
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -18,7 +18,7 @@ def main() -> None:
     torch.set_num_threads(1)
     weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 4
     p_1 = weights / weights.sum()
-    path = Path(UniformSource(3))
+    path = MixturePath(UniformSource(3))
     exact = ExactDenoiser(path, p_1=p_1)
     print("rule".ljust(26), *[f"S={steps}".rjust(8) for steps in STEPS])
     for rule in (ExactJump(), SingleJump(), InstantJump(), LiteralJump(SingleJump())):

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from fsdfm.bench.measure import peak_extra_mib
-from fsdfm.flow import Path, UniformSource
+from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.learn.objective import Batch, FewStepObjective, PathObjective
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
@@ -32,7 +32,7 @@ def workload(kind, *, width=256, num_blocks=3, vocab_size=4096, length=256):
 
 def train(work):
     """Two steps of a run with everything that a run has."""
-    path, model = Path(UniformSource(work.model.vocab_size)), DiT(work.model)
+    path, model = MixturePath(UniformSource(work.model.vocab_size)), DiT(work.model)
     few = FewStepObjective(path, teacher=ShortcutTeacher(TABLEAUS["rk4"]))
 
     def feed(start):

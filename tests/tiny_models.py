@@ -1,14 +1,14 @@
 """Language models small enough for tests: a random network, and networks whose answer is known."""
 
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
-from fsdfm.checkpoint import Bundle
+from fsdfm.checkpoint import Checkpoint
 from fsdfm.data import Tokenizer
-from fsdfm.flow import MaskSource, MixtureSource, Path, PolynomialSchedule, Schedule, Source, UniformSource
+from fsdfm.flow import MaskSource, MixturePath, MixtureSource, PolynomialSchedule, Schedule, Source, UniformSource
 from fsdfm.measure.judges import save_causal
 from fsdfm.model import CausalConfig, CausalModel, DiT, ModelConfig
 
@@ -26,10 +26,10 @@ def random_bundle(
     length: int = 32,
     bos_id: int | None = None,
     budgets: tuple[int, ...] | None = None,
-    link_rank: int = 0,
-) -> Bundle:
+    transition_rank: int = 0,
+) -> Checkpoint:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
-    path = Path(SOURCES[source])
+    path = MixturePath(SOURCES[source])
     config = ModelConfig(
         vocab_size=path.source.vocab_size,
         width=32,
@@ -38,14 +38,14 @@ def random_bundle(
         cond_width=16,
         conditioning="time" if budgets is None else "step",
         next_token=bos_id is not None,
-        link_rank=link_rank,
+        transition_rank=transition_rank,
     )
     model = DiT(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.2)
-    return Bundle(model, path, BYTES, length, bos_id=bos_id, budgets=budgets)
+    return Checkpoint(model, path, BYTES, length, bos_id=bos_id, budgets=budgets)
 
 
 class KnownDenoiser(nn.Module):
@@ -66,10 +66,10 @@ class KnownDenoiser(nn.Module):
         return features
 
 
-def known_bundle(answer, *, length: int = 32, **changes) -> Bundle:
+def known_bundle(answer, *, length: int = 32, **changes) -> Checkpoint:
     """A model of logits = answer(x_t, t): [B, L] and [B] to [B, L, 257]."""
-    changes = {"path": Path(SOURCES["uniform"]), **changes}
-    return Bundle(KnownDenoiser(answer), changes.pop("path"), BYTES, length, **changes)
+    changes = {"path": MixturePath(SOURCES["uniform"]), **changes}
+    return Checkpoint(KnownDenoiser(answer), changes.pop("path"), BYTES, length, **changes)
 
 
 def wants(*tokens: int):
@@ -83,7 +83,7 @@ def wants(*tokens: int):
     return answer
 
 
-def unigram_world(exponent: float = 1.0, length: int = 600) -> tuple[Bundle, Tensor]:
+def unigram_world(exponent: float = 1.0, length: int = 600) -> tuple[Checkpoint, Tensor]:
     """Letters drawn independently with known frequencies: the posterior, and so calibration, is exact."""
     schedule: Schedule = PolynomialSchedule(exponent)
     p_1 = torch.full((257,), 1e-6, dtype=torch.float64)
@@ -95,10 +95,10 @@ def unigram_world(exponent: float = 1.0, length: int = 600) -> tuple[Bundle, Ten
         shown = torch.nn.functional.one_hot(x_t, 257)
         return (p_1.log() + torch.log(kappa * shown + (1 - kappa) / 257 + 1e-300)).float()
 
-    return known_bundle(answer, length=length, path=Path(SOURCES["uniform"], schedule)), p_1
+    return known_bundle(answer, length=length, path=MixturePath(SOURCES["uniform"], schedule)), p_1
 
 
-def save_judges(folder: FilePath) -> None:
+def save_judges(folder: Path) -> None:
     """Two random causal models over bytes, as `judge` and `other`."""
     config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
     for seed, name in enumerate(("judge", "other")):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fsdfm.evaluation import run_evaluation
+from fsdfm.measure.evaluation import run_evaluation
 from fsdfm.runtime import EchoError, Processes
 from small_runs import train_quietly
 
@@ -91,17 +91,17 @@ def agree(folder):
     assert processes.mean(float("nan") if rank else 1.0) != processes.mean(float("nan") if rank else 1.0)
     assert processes.any(rank == count - 1)
     assert not processes.any(False)
-    assert processes.first(lambda: f"from {rank}") == "from 0"
+    assert processes.on_rank0(lambda: f"from {rank}") == "from 0"
     with pytest.raises(ValueError, match="no room"):
-        processes.first(lambda: fail("no room"))
+        processes.on_rank0(lambda: fail("no room"))
     with processes.in_turn():
         made = folder / "made"
-        if processes.is_first:
+        if processes.is_rank0:
             time.sleep(0.2)
             made.write_text("whole")
         assert made.read_text() == "whole"
     with pytest.raises(ValueError, match="no luck"), processes.in_turn():
-        fail("no luck") if processes.is_first else pytest.fail("the first had failed")
+        fail("no luck") if processes.is_rank0 else pytest.fail("the first had failed")
     with pytest.raises(ValueError, match="lost another one.*all is saved"), processes.watch("all is saved"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
     with pytest.raises(RuntimeError, match="shapes"), processes.watch("all is saved"):

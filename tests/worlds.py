@@ -7,8 +7,8 @@ from fsdfm.flow import (
     CosineSchedule,
     ExponentialSchedule,
     MaskSource,
+    MixturePath,
     MixtureSource,
-    Path,
     PolynomialSchedule,
     Schedule,
     UniformSource,
@@ -31,11 +31,13 @@ def coupled_data(vocab: int, length: int, seed: int = 0, sharpness: float = 4.0)
     return weights / weights.sum()
 
 
-def world(source: str, schedule: Schedule, vocab: int = 3, length: int = 2, seed: int = 0) -> tuple[Path, Tensor]:
+def world(
+    source: str, schedule: Schedule, vocab: int = 3, length: int = 2, seed: int = 0
+) -> tuple[MixturePath, Tensor]:
     """A path and p_1 over its vocabulary (zero at the mask token where there is one)."""
     data = coupled_data(vocab, length, seed)
     if source == "uniform":
-        return Path(UniformSource(vocab), schedule), data
+        return MixturePath(UniformSource(vocab), schedule), data
     padded = torch.nn.functional.pad(data, (0, 1) * length)
     kind = MaskSource(vocab + 1) if source == "mask" else MixtureSource(vocab + 1, mask_share=0.6)
-    return Path(kind, schedule), padded
+    return MixturePath(kind, schedule), padded

@@ -1,8 +1,8 @@
 """fsdfm: few-step discrete flow matching for language.
 
-from fsdfm import ExactJump, Grid, Noise, Path, UniformSource, sample
+from fsdfm import ExactJump, Grid, Noise, MixturePath, UniformSource, sample
 
-path = Path(UniformSource(vocab_size))
+path = MixturePath(UniformSource(vocab_size))
 noise = Noise(seed=0, samples=range(4))
 x_1 = sample(denoiser, path, path.source.sample(noise, 1024), grid=Grid.uniform(8), jump=ExactJump(), noise=noise)
 
@@ -21,13 +21,13 @@ from fsdfm.flow import (
     Filter,
     Grid,
     InstantJump,
+    LowDiscrepancyJump,
     MaskSource,
+    MixturePath,
     MixtureSource,
-    Path,
     PolynomialSchedule,
     SingleJump,
-    SpacedJump,
-    StratifiedJump,
+    SystematicJump,
     UniformSource,
     sample,
     trajectory,
@@ -35,7 +35,7 @@ from fsdfm.flow import (
 from fsdfm.noise import Noise
 
 if TYPE_CHECKING:
-    from fsdfm.text import Generation, LanguageModel, load
+    from fsdfm.generate import Generation, LanguageModel, load
 
 __version__ = "0.1.0"
 
@@ -49,14 +49,14 @@ __all__ = [
     "Grid",
     "InstantJump",
     "LanguageModel",
+    "LowDiscrepancyJump",
     "MaskSource",
+    "MixturePath",
     "MixtureSource",
     "Noise",
-    "Path",
     "PolynomialSchedule",
     "SingleJump",
-    "SpacedJump",
-    "StratifiedJump",
+    "SystematicJump",
     "UniformSource",
     "__version__",
     "load",
@@ -64,7 +64,7 @@ __all__ = [
     "trajectory",
 ]
 
-_LATER = {"Generation": "fsdfm.text", "LanguageModel": "fsdfm.text", "load": "fsdfm.text"}
+_LATER = {"Generation": "fsdfm.generate", "LanguageModel": "fsdfm.generate", "load": "fsdfm.generate"}
 
 
 def __getattr__(name: str) -> Any:

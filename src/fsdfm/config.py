@@ -90,7 +90,7 @@ class ModelSection:
     cond_width: int | None = None
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
-    link_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
+    transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
 
 @dataclass(frozen=True, kw_only=True)

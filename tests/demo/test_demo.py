@@ -8,17 +8,16 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fsdfm import embedded
-from fsdfm.checkpoint import load_model, save_model
+from fsdfm.checkpoint import embedded, load_model, save_model
+from fsdfm.checkpoint.embedded import name_of
 from fsdfm.cli import app
 from fsdfm.demo import write_card, write_demo
 from fsdfm.demo.page import NO_CHILD, NO_RESULTS, OTHER_WEIGHTS
 from fsdfm.demo.stored import evaluate_commands, merge, read_stored
 from fsdfm.demo.stories import Order, Programme, make_stories
-from fsdfm.embedded import name_of
+from fsdfm.generate import LanguageModel, load
+from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
 from fsdfm.model.weights import weights_sha256
-from fsdfm.results import Evaluation, Measured, Row, save_evaluation
-from fsdfm.text import LanguageModel, load
 from tiny_models import random_bundle
 
 runner = CliRunner()
@@ -180,7 +179,7 @@ def test_half_of_the_mended_texts_is_given_to_the_real_model():
     """A few-step model is trained for dyadic steps: 8 of them from t = 1/2 are; no sentence on odd step sizes."""
     lm = load("parent", device="cpu")
     gaps, whole = (order.text for order in Programme.of(["parent"], plainly, long=8).mended)
-    request = lm.typist.gaps(gaps)
+    request = lm.encoder.gaps(gaps)
     assert sum(request.given[1:]) / len(request.tokens[1:]) == pytest.approx(0.5, abs=0.03)
     assert lm.bundle.tokenizer.decode(lm.bundle.tokenizer.encode(whole)) == whole
 

@@ -15,7 +15,7 @@ from fsdfm.flow import (
     InstantJump,
     LiteralJump,
     MaskSource,
-    Path,
+    MixturePath,
     PolynomialSchedule,
     SingleJump,
     UniformSource,
@@ -62,17 +62,17 @@ def test_the_posterior_is_the_definition(source, t):
     table, marginal = posterior_by_hand(path, independent_pi(path, p_1), t)
     assert np.allclose(exact.marginal(t), marginal, atol=1e-14)
     reached = marginal > 0
-    assert np.allclose(exact.posterior(t)[reached], table[reached] / marginal[reached, None, None], atol=1e-12)
+    assert np.allclose(exact.table(t)[reached], table[reached] / marginal[reached, None, None], atol=1e-12)
 
 
 def test_the_posterior_of_a_coupling_is_the_definition():
-    path = Path(UniformSource(2))
+    path = MixturePath(UniformSource(2))
     pi = coupled_data(4, 2, seed=3)
     exact = ExactDenoiser(path, pi=pi)
     for t in (0.2, 0.8):
         table, marginal = posterior_by_hand(path, pi, t)
         assert np.allclose(exact.marginal(t), marginal, atol=1e-14)
-        assert np.allclose(exact.posterior(t), table / marginal[:, None, None], atol=1e-12)
+        assert np.allclose(exact.table(t), table / marginal[:, None, None], atol=1e-12)
 
 
 @every_source
@@ -81,7 +81,7 @@ def test_an_independent_coupling_given_as_pi_changes_nothing(source):
     from_data, from_pi = ExactDenoiser(path, p_1=p_1), ExactDenoiser(path, pi=independent_pi(path, p_1))
     assert torch.allclose(from_data.marginal(0.4), from_pi.marginal(0.4), atol=1e-14)
     reached = from_data.marginal(0.4) > 0
-    assert torch.allclose(from_data.posterior(0.4)[reached], from_pi.posterior(0.4)[reached], atol=1e-12)
+    assert torch.allclose(from_data.table(0.4)[reached], from_pi.table(0.4)[reached], atol=1e-12)
 
 
 def test_the_marginal_runs_from_source_to_data():
@@ -97,8 +97,8 @@ def test_calls_look_rows_up_at_their_own_times():
     exact = ExactDenoiser(path, p_1=p_1)
     x_t = torch.tensor([[0, 1], [2, 2], [1, 0]])
     logits = exact(x_t, torch.tensor([0.2, 0.7, 0.2]))
-    assert torch.allclose(logits[1].exp(), exact.posterior(0.7)[8])
-    assert torch.allclose(logits[2].exp(), exact.posterior(0.2)[3])
+    assert torch.allclose(logits[1].exp(), exact.table(0.7)[8])
+    assert torch.allclose(logits[2].exp(), exact.table(0.2)[3])
 
 
 @every_source
@@ -107,23 +107,23 @@ def test_unreachable_states_still_have_a_distribution(source):
     p_1 = torch.where(p_1 > 0.05, p_1, 0.0)
     exact = ExactDenoiser(path, p_1=p_1 / p_1.sum())
     for t in (0.0, 0.5, 1.0):
-        table = exact.posterior(t)
+        table = exact.table(t)
         assert torch.allclose(table.sum(-1), torch.ones(table.shape[:2], dtype=torch.float64))
 
 
 def test_unreachable_states_are_treated_as_independent_positions():
     """Mask source, data (0,0) or (1,1): the pair (0, 1) cannot be shown; each token stays what it is."""
-    path = Path(MaskSource(3))
+    path = MixturePath(MaskSource(3))
     p_1 = torch.zeros(3, 3, dtype=torch.float64)
     p_1[0, 0] = p_1[1, 1] = 0.5
-    table = ExactDenoiser(path, p_1=p_1).posterior(0.5)
+    table = ExactDenoiser(path, p_1=p_1).table(0.5)
     assert table[1].tolist() == [[1, 0, 0], [0, 1, 0]]
-    uniform = ExactDenoiser(Path(UniformSource(2)), p_1=p_1[:2, :2]).posterior(1.0)  # at t = 1 noise is impossible
+    uniform = ExactDenoiser(MixturePath(UniformSource(2)), p_1=p_1[:2, :2]).table(1.0)  # at t = 1 noise is impossible
     assert uniform[1].tolist() == [[1, 0], [0, 1]]
 
 
 def test_a_few_thousand_states():
-    path = Path(UniformSource(4))
+    path = MixturePath(UniformSource(4))
     p_1 = coupled_data(4, 6)
     exact = ExactDenoiser(path, p_1=p_1)
     law = sampler_law(exact, path, exact.marginal(0.0), grid=Grid.uniform(2), jump=ExactJump())
@@ -145,7 +145,7 @@ def test_laws_need_one_grid_and_a_power_of_the_vocabulary():
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda path: ExactDenoiser(Path(MaskSource(3)), p_1=torch.ones(3, 3) / 9),
+        lambda path: ExactDenoiser(MixturePath(MaskSource(3)), p_1=torch.ones(3, 3) / 9),
         lambda path: ExactDenoiser(path, p_1=torch.tensor(1.0)),
         lambda path: ExactDenoiser(path),
         lambda path: ExactDenoiser(path, p_1=torch.ones(3, 3) / 9, pi=torch.ones(3, 3) / 9),
@@ -157,7 +157,7 @@ def test_laws_need_one_grid_and_a_power_of_the_vocabulary():
 )
 def test_what_is_no_distribution_is_an_error(bad):
     with pytest.raises(ValueError, match="either|axis|sum to|must|too many"):
-        bad(Path(UniformSource(3)))
+        bad(MixturePath(UniformSource(3)))
 
 
 def errors(path, p_1, jump, steps):
@@ -203,7 +203,7 @@ def test_every_rule_converges_to_the_data(source, jump, schedule):
 
 def test_the_literal_forced_last_jump_does_not_converge():
     """Two tokens, one position: the printed rule throws every token off its value at the end."""
-    path, p_1 = Path(UniformSource(2)), torch.tensor([0.64, 0.36], dtype=torch.float64)
+    path, p_1 = MixturePath(UniformSource(2)), torch.tensor([0.64, 0.36], dtype=torch.float64)
     forced = errors(path, p_1, LiteralJump(SingleJump()), [8, 64, 512])
     assert forced[-1] == pytest.approx(0.28, abs=0.01)
     assert max(forced[1:]) - min(forced[1:]) < 0.02
@@ -226,10 +226,10 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
 
     def magnus(t, t_next):
         middle = (t + t_next) / 2
-        return torch.matrix_exp((t_next - t) * generator(exact.posterior(middle), path.schedule.scalar(middle)))
+        return torch.matrix_exp((t_next - t) * generator(exact.table(middle), path.schedule.scalar(middle)))
 
     def step(t, t_next):
-        return transition_matrix(exact.posterior(t), path, ExactJump(), t=t, t_next=t_next)
+        return transition_matrix(exact.table(t), path, ExactJump(), t=t, t_next=t_next)
 
     truth = product(250, magnus)  # of order two
     gaps = [float((product(pieces, step) - truth).abs().max()) for pieces in (32, 64, 128)]
@@ -238,7 +238,7 @@ def test_the_sampler_tends_to_the_time_ordered_exponential(source, schedule):
 
 def test_the_uniform_source_remembers_where_it_came_from():
     """Two tokens, fair data, one position: P(X_1 = x | X_0 = x) = (1 + 1/e)/2, not 1/2."""
-    path = Path(UniformSource(2))
+    path = MixturePath(UniformSource(2))
     exact = ExactDenoiser(path, p_1=torch.tensor([0.5, 0.5], dtype=torch.float64))
     joint = sampler_law(exact, path, torch.eye(2, dtype=torch.float64), grid=Grid.uniform(500), jump=ExactJump())
     assert float(joint[0, 0]) == pytest.approx((1 + math.exp(-1)) / 2, abs=1e-3)
@@ -256,7 +256,7 @@ def test_the_path_loss_is_smallest_at_the_true_posterior(source, schedule):
     shows = (1 - kappa) * (z == x_0).double() + kappa * (z == x_1).double()
     weight = pi.flatten().repeat_interleave(len(states)) * shows.prod(1)
     kept = weight > 0
-    table = exact.posterior(t).clamp(min=1e-30).log().requires_grad_()
+    table = exact.table(t).clamp(min=1e-30).log().requires_grad_()
     index = torch.arange(len(states)).repeat(len(states) ** 2)
     losses = path_loss(table[index[kept]], x_1[kept], z[kept], schedule.scalar(t))
     (gradient,) = torch.autograd.grad((weight[kept, None] * losses).sum(), table)

@@ -4,7 +4,15 @@ import pytest
 import torch
 from worlds import SCHEDULES, SOURCES, world
 
-from fsdfm.flow import ExactDenoiser, MaskSource, MixtureSource, Path, PolynomialSchedule, UniformSource, velocity
+from fsdfm.flow import (
+    ExactDenoiser,
+    MaskSource,
+    MixturePath,
+    MixtureSource,
+    PolynomialSchedule,
+    UniformSource,
+    velocity,
+)
 from fsdfm.flow.exact import all_states, generator
 from fsdfm.noise import Noise
 
@@ -42,7 +50,7 @@ def test_impossible_sources_are_errors(bad):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_path_shows_data_with_probability_kappa(schedule):
-    path, noise = Path(UniformSource(10), schedule), Noise(0, range(50))
+    path, noise = MixturePath(UniformSource(10), schedule), Noise(0, range(50))
     x_1 = torch.full((50, 2000), 3)
     x_0 = torch.full((50, 2000), 7)
     assert torch.equal(path.sample(x_0, x_1, 0.0, noise), x_0)
@@ -58,16 +66,16 @@ def test_the_coupling_is_an_argument():
             return x_1.flip(1)
 
     x_1 = torch.tensor([[1, 2, 3]])
-    assert Path(UniformSource(5), coupling=Reversed()).sample_x_0(x_1, Noise(0)).tolist() == [[3, 2, 1]]
-    independent = Path(UniformSource(5))
+    assert MixturePath(UniformSource(5), coupling=Reversed()).sample_x_0(x_1, Noise(0)).tolist() == [[3, 2, 1]]
+    independent = MixturePath(UniformSource(5))
     assert torch.equal(independent.sample_x_0(x_1, Noise(0)), independent.source.sample(Noise(0), 3))
 
 
 def test_ends_of_different_shape_are_an_error():
     with pytest.raises(ValueError, match="must agree"):
-        Path(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
     with pytest.raises(ValueError, match="one sample index a row"):
-        Path(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -91,7 +99,7 @@ def test_the_generator_satisfies_proposition_a1(source, schedule):
     path, p_1 = world(source, schedule)
     exact = ExactDenoiser(path, p_1=p_1)
     for t in (0.0, 0.3, 0.9):
-        u = generator(exact.posterior(t), schedule.scalar(t))
+        u = generator(exact.table(t), schedule.scalar(t))
         off_diagonal = u - torch.diag(u.diag())
         assert float(off_diagonal.min()) >= 0
         assert float(u.diag().max()) <= 0
@@ -113,7 +121,7 @@ def _time_ordered_exponential(exact, start, end, pieces):
     edges = (1 - (1 - start) ** (1 - share) * (1 - end) ** share).tolist()  # 1 - t geometric: steps shrink as g grows
     for a, b in itertools.pairwise(edges):
         nodes = [a + (b - a) * (0.5 - 3**0.5 / 6), a + (b - a) * (0.5 + 3**0.5 / 6)]
-        first, second = (generator(exact.posterior(s), schedule.scalar(s)) for s in nodes)
+        first, second = (generator(exact.table(s), schedule.scalar(s)) for s in nodes)
         commutator = first @ second - second @ first
         # row vectors multiply from the left, so the later generator stands on the right
         product = product @ torch.matrix_exp((b - a) / 2 * (first + second) + 3**0.5 / 12 * (b - a) ** 2 * commutator)
@@ -127,7 +135,7 @@ def test_the_velocity_transports_the_path_and_solves_both_kolmogorov_equations(s
     exact = ExactDenoiser(path, p_1=p_1)
 
     def rate(t):
-        return generator(exact.posterior(t), schedule.scalar(t))
+        return generator(exact.table(t), schedule.scalar(t))
 
     # the marginal path is generated: d/dt p_t = p_t u_t
     slope = (exact.marginal(0.4 + 1e-5) - exact.marginal(0.4 - 1e-5)) / 2e-5

@@ -8,7 +8,7 @@ from fsdfm.flow import (
     Chain,
     ExactDenoiser,
     MaskSource,
-    Path,
+    MixturePath,
     PolynomialSchedule,
     UniformSource,
     dyadic_step_sizes,
@@ -27,6 +27,8 @@ from fsdfm.learn.objective import (
     PathObjective,
 )
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
+from fsdfm.model import ModelConfig
+from fsdfm.model.dit import TransitionTables
 from fsdfm.noise import Noise, Purpose
 
 VOCAB, LENGTH, BATCH = 11, 6, 32
@@ -63,7 +65,7 @@ def test_times_are_multiples_of_h_or_fine():
 
 
 def test_the_path_objective_is_the_mean_path_loss():
-    path = Path(UniformSource(VOCAB))
+    path = MixturePath(UniformSource(VOCAB))
     model = MixerNet(VOCAB)
     batch, noise = batch_of(path)
     outcome = PathObjective(path)(model, batch, noise, training_step=0, ema=model)
@@ -81,7 +83,7 @@ def test_the_path_objective_is_the_mean_path_loss():
 @pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
 @pytest.mark.parametrize("teacher", ["rk2", "rk4", "chained"])
 def test_chunks_change_neither_loss_nor_gradient(source, teacher):
-    path, model, ema = Path(source), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
+    path, model, ema = MixturePath(source), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
     batch, noise = batch_of(path)
     whole, parts = (
         FewStepObjective(path, teacher=ShortcutTeacher(TABLEAUS[teacher]), weights=POLICIES["TB-10"], chunk=chunk)
@@ -95,7 +97,7 @@ def test_chunks_change_neither_loss_nor_gradient(source, teacher):
 
 
 def test_chunked_gradients_are_those_of_plain_autograd():
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     batch, noise = batch_of(path)
     _, chunked = gradients(PathObjective(path), model, batch, noise)
     h = torch.full((BATCH,), 2.0**-10, dtype=torch.float64)
@@ -108,7 +110,7 @@ def test_chunked_gradients_are_those_of_plain_autograd():
 
 
 def test_distillation_is_the_forward_kl_to_the_teacher():
-    path, model, ema = Path(UniformSource(VOCAB)), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
+    path, model, ema = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB), MixerNet(VOCAB, seed=1)
     batch, noise = batch_of(path, size=8)
     teacher = ShortcutTeacher(TABLEAUS["rk2"])
     sizes = torch.tensor([0.5], dtype=torch.float64)
@@ -126,7 +128,7 @@ def test_distillation_is_the_forward_kl_to_the_teacher():
 
 
 def test_rows_blend_by_their_step_size_and_only_those_ask_the_teacher():
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     asked = []
 
     class Watched(ShortcutTeacher):
@@ -146,7 +148,7 @@ def test_rows_blend_by_their_step_size_and_only_those_ask_the_teacher():
 
 def test_strict_threshold():
     """tau = 2^-9: h = 2^-10 takes the path loss, h = 2^-9 the teacher."""
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     batch, noise = batch_of(path, size=2)
     for size, name in [(2.0**-10, "path_loss"), (2.0**-9, "distil_loss")]:
         sizes = torch.tensor([size], dtype=torch.float64)
@@ -156,7 +158,7 @@ def test_strict_threshold():
 
 
 def test_step_sizes_are_stratified_and_follow_the_policy():
-    path = Path(UniformSource(VOCAB))
+    path = MixturePath(UniformSource(VOCAB))
     h = FewStepObjective(path).draw_step_sizes(Noise(0, range(300, 600)), 1, 300)
     counts = [int((h == size).sum()) for size in dyadic_step_sizes()]
     assert counts[0] == 200
@@ -167,7 +169,7 @@ def test_step_sizes_are_stratified_and_follow_the_policy():
 
 @pytest.mark.parametrize("kind", ["path", "few"])
 def test_a_sample_has_the_same_loss_in_every_batch(kind):
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     objective = PathObjective(path) if kind == "path" else FewStepObjective(path)
     batch, noise = batch_of(path, size=12)
     whole = objective(model, batch, noise, training_step=3, ema=model)
@@ -178,7 +180,7 @@ def test_a_sample_has_the_same_loss_in_every_batch(kind):
 
 
 def test_given_and_padded_positions_are_left_out():
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     plain, noise = batch_of(path, size=4)
     given, real = (torch.zeros(4, LENGTH, dtype=torch.bool) for _ in range(2))
     given[:, 0], real[:, :4] = True, True
@@ -192,7 +194,7 @@ def test_given_and_padded_positions_are_left_out():
 
 
 def test_the_mask_source_scores_masked_positions_only():
-    path, model = Path(MaskSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(MaskSource(VOCAB)), MixerNet(VOCAB)
     batch, noise = batch_of(path)
     late = PathObjective(path, h=2.0**-10, times=lambda h, u: torch.full_like(h, 1 - 2.0**-10))
     outcome = late(model, batch, noise, training_step=0, ema=model)
@@ -200,7 +202,7 @@ def test_the_mask_source_scores_masked_positions_only():
 
 
 def test_at_the_last_interval_the_scalar_is_finite():
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     batch, noise = batch_of(path)
     for h in (2.0**-10, 0.5, 1.0):
         end = PathObjective(path, h=h, times=lambda h, u: 1 - h)
@@ -220,7 +222,7 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
     weight = p_0[x_0].prod(1) * p_1[x_1[:, 0], x_1[:, 1]] * shows.prod(1)
     model = TableNet(vocab, 2, slots=1)
     with torch.no_grad():
-        model.table.copy_(exact.posterior(t).clamp(min=1e-30).log())
+        model.table.copy_(exact.table(t).clamp(min=1e-30).log())
     kept = weight > 0
     x_1, x_t, weight = x_1[kept], x_t[kept], weight[kept]
     movable = path.source.movable(x_t)
@@ -240,7 +242,7 @@ def test_both_losses_are_smallest_at_the_true_posterior(source, schedule, loss):
 
 
 def test_coupled_pairs_bring_their_own_x_0():
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     batch, noise = batch_of(path, size=4)
     seen = []
     model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
@@ -259,7 +261,7 @@ def states(objective, batch, noise, training_step=0):
 
 
 def test_rows_without_noise_of_their_own_draw_it():
-    path = Path(UniformSource(VOCAB))
+    path = MixturePath(UniformSource(VOCAB))
     batch, noise = batch_of(path, size=4)
     x_0 = torch.full_like(batch.x_1, 5)
     x_0[1::2] = -1
@@ -271,7 +273,7 @@ def test_rows_without_noise_of_their_own_draw_it():
 
 def test_large_steps_take_the_pairs_that_are_made_for_them():
     """Rows of h >= 1/4 show one set of pairs, those of h = 1 another; neither prompts nor padding of the text count."""
-    path = Path(UniformSource(VOCAB))
+    path = MixturePath(UniformSource(VOCAB))
     text, noise = batch_of(path)
     pairs = [(h, torch.full_like(text.x_1, k), torch.full_like(text.x_1, k)) for h, k in ((0.25, 7), (1.0, 8))]
     given = torch.zeros_like(text.x_1, dtype=torch.bool)
@@ -298,7 +300,7 @@ def test_large_steps_take_the_pairs_that_are_made_for_them():
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_turns_are_spaced_in_a_share_of_the_rows(share):
     """Spaced rows show x_1 where frac(U + i/phi) < kappa: of any five neighbours one to three at kappa = 0.4."""
-    path = Path(UniformSource(VOCAB))
+    path = MixturePath(UniformSource(VOCAB))
     x_1 = torch.ones(400, 200, dtype=torch.int64)
     noise = Noise(0, range(400))
     batch = Batch(x_1, x_0=torch.zeros_like(x_1))
@@ -313,12 +315,12 @@ def test_turns_are_spaced_in_a_share_of_the_rows(share):
 
 def test_bad_temperature_is_an_error():
     with pytest.raises(ValueError, match="allowed"):
-        FewStepObjective(Path(UniformSource(3), PolynomialSchedule()), temperature=0)
+        FewStepObjective(MixturePath(UniformSource(3), PolynomialSchedule()), temperature=0)
 
 
 def test_processes_ask_a_teacher_together_or_not_at_all():
     """A rank without rows for the teacher still asks it, as often as the others: its weights may be shared out."""
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     objective = FewStepObjective(path, teacher=ShortcutTeacher(TABLEAUS["rk4"]))
     whole, noise = batch_of(path)
     asked = []
@@ -343,24 +345,23 @@ def test_processes_ask_a_teacher_together_or_not_at_all():
     assert not asked  # one process asks only for what it needs
 
 
-# --- links between neighbours -----------------------------------------------------------------------------------------
+# --- positions that depend on each other ------------------------------------------------------------------------------
 
 
-class LinkedNet(MixerNet):
-    """A network with links."""
+class ChainNet(MixerNet):
+    """A network whose positions are a chain."""
 
     def __init__(self, vocab):
         super().__init__(vocab)
         generator = torch.Generator().manual_seed(9)
-        self.left, self.right = (torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2))
+        self.joint = TransitionTables(ModelConfig(vocab_size=vocab, transition_rank=3))
+        self.joint.left, self.joint.right = (
+            torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2)
+        )
 
-    @property
-    def links(self):
-        return self.left, self.right
 
-
-def test_a_linked_model_learns_the_likelihood_of_its_chain():
-    path, model = Path(UniformSource(VOCAB)), LinkedNet(VOCAB)
+def test_a_chain_learns_the_likelihood_of_its_chain():
+    path, model = MixturePath(UniformSource(VOCAB)), ChainNet(VOCAB)
     given, real = torch.zeros(2, BATCH, LENGTH, dtype=torch.bool)
     given[:, 0], real[:] = True, True
     real[::2, -2:] = False
@@ -373,7 +374,7 @@ def test_a_linked_model_learns_the_likelihood_of_its_chain():
     for row, length in ((0, LENGTH - 2), (1, LENGTH)):
         held = torch.full((1, length), -1)
         held[0, 0] = batch.x_1[row, 0]
-        chain = Chain.of(u[row : row + 1, :length], model.links, held=held)
+        chain = Chain.of(u[row : row + 1, :length], (model.joint.left, model.joint.right), held=held)
         expected = -chain.log_prob(batch.x_1[row : row + 1, :length]) / (length - 1)
         assert torch.allclose(outcome.sample_loss[row], expected[0], rtol=1e-5)
     assert torch.allclose(outcome.loss, outcome.sample_loss.mean(), rtol=1e-5)
@@ -381,7 +382,7 @@ def test_a_linked_model_learns_the_likelihood_of_its_chain():
 
 @pytest.mark.parametrize("source", [UniformSource(VOCAB), MaskSource(VOCAB)], ids=str)
 def test_chunks_change_nothing_of_a_chain(source):
-    path, model = Path(source), LinkedNet(VOCAB)
+    path, model = MixturePath(source), ChainNet(VOCAB)
     batch, noise = batch_of(path)
     results = [
         gradients(FewStepObjective(path, loss=CrossEntropy(), path_below_h=2.0, chunk=chunk), model, batch, noise)
@@ -389,13 +390,13 @@ def test_chunks_change_nothing_of_a_chain(source):
     ]
     (whole, expected), (parts, actual) = results
     assert torch.allclose(whole.loss, parts.loss, rtol=1e-5)
-    assert {"left", "right"} <= set(expected)
+    assert {"joint.left", "joint.right"} <= set(expected)
     for name, gradient in expected.items():
         assert torch.allclose(gradient, actual[name], rtol=1e-4, atol=1e-6), name
 
 
-def test_links_know_no_teacher_and_no_other_loss():
-    path, model = Path(UniformSource(VOCAB)), LinkedNet(VOCAB)
+def test_a_chain_knows_no_teacher_and_no_other_loss():
+    path, model = MixturePath(UniformSource(VOCAB)), ChainNet(VOCAB)
     batch, noise = batch_of(path)
     with pytest.raises(ValueError, match="which no teacher knows of; set objective.path_below_h to 2"):
         FewStepObjective(path, loss=CrossEntropy())(model, batch, noise, training_step=0, ema=model)

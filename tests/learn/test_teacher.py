@@ -3,7 +3,7 @@ import torch
 from networks import MixerNet
 from worlds import world
 
-from fsdfm.flow import ExactJump, MaskSource, Path, PolynomialSchedule, SingleJump, UniformSource
+from fsdfm.flow import ExactJump, MaskSource, MixturePath, PolynomialSchedule, SingleJump, UniformSource
 from fsdfm.flow.exact import all_states, transition_matrix
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Stage, Tableau, chained_weights
 from fsdfm.noise import Noise
@@ -24,7 +24,7 @@ class Recorder(MixerNet):
 
 
 def ask(name, *, t=0.25, h=0.5, batch=3, jump=None, average=None, seed=0):
-    path, model = Path(UniformSource(VOCAB)), Recorder(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), Recorder(VOCAB)
     noise = Noise(seed, range(batch))
     x_t = path.source.sample(noise, LENGTH)
     teacher = ShortcutTeacher(TABLEAUS[name], jump=jump or ExactJump(), average=average)
@@ -113,7 +113,7 @@ def test_chained_target_mixes_probabilities_with_its_weights():
 
 
 def test_hops_follow_the_rule_and_leave_frozen_positions_alone():
-    path, model = Path(MaskSource(VOCAB)), Recorder(VOCAB)
+    path, model = MixturePath(MaskSource(VOCAB)), Recorder(VOCAB)
     noise = Noise(0, range(50))
     x_t = path.source.sample(noise, LENGTH)
     frozen = torch.zeros_like(x_t, dtype=torch.bool)
@@ -128,7 +128,7 @@ def test_hops_follow_the_rule_and_leave_frozen_positions_alone():
 
 def test_a_target_does_not_depend_on_its_batch():
     _, whole, _ = ask("rk4", batch=4)
-    path, model = Path(UniformSource(VOCAB)), MixerNet(VOCAB)
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
     noise = Noise(0, [2])
     x_t = path.source.sample(noise, LENGTH)
     one = ShortcutTeacher(TABLEAUS["rk4"]).target(

@@ -7,7 +7,7 @@ import torch
 from networks import MixerNet
 from torch import nn
 
-from fsdfm.flow import Path, UniformSource
+from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.learn.objective import Batch, FewStepObjective, Outcome, PathObjective
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser, WithoutDropout
 from fsdfm.learn.report import EntropyAlarm, Tally, own_entropy
@@ -17,7 +17,7 @@ from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Runtime, RuntimeConfig
 
 VOCAB, LENGTH = 7, 6
-PATH = Path(UniformSource(VOCAB))
+PATH = MixturePath(UniformSource(VOCAB))
 OBJECTIVES = {
     "path": PathObjective(PATH),
     "fewstep": FewStepObjective(PATH, teacher=ShortcutTeacher(TABLEAUS["rk2"])),

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fsdfm.checkpoint import Bundle
+from fsdfm.checkpoint import Checkpoint
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
+from fsdfm.measure.results import load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
 from fsdfm.measure.sampling import Sampling
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
-from fsdfm.results import load_evaluation, save_evaluation
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
 
 LENGTH = 24
@@ -346,7 +346,7 @@ def test_mauve_compares_with_real_text_and_real_text_with_itself(monkeypatch):
         compared.append((real.tolist(), generated.tolist()))
         return Mauve((0.5, 0.7), (0, 1), (len(real), len(generated)), 2)
 
-    monkeypatch.setattr("fsdfm.measure.assessor.compute_mauve", compare)
+    monkeypatch.setattr("fsdfm.measure.suite.compute_mauve", compare)
 
     def features(texts):
         return np.array([[len(text), text.count("a")] for text in texts], dtype=np.float32)
@@ -363,7 +363,7 @@ def test_mauve_compares_with_real_text_and_real_text_with_itself(monkeypatch):
 
 def test_a_model_that_writes_nothing_has_no_perplexity():
     bundle = known_bundle(wants(BYTES.eos_id), length=LENGTH)
-    assert isinstance(bundle, Bundle)
+    assert isinstance(bundle, Checkpoint)
     found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), metrics=("perplexity",)))
     assert np.isnan(found.rows[0].metrics["token_perplexity"].value)
     assert found.rows[0].flags

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdfm.flow import Grid, Path, UniformSource, trajectory
+from fsdfm.flow import Grid, MixturePath, UniformSource, trajectory
 from fsdfm.measure import metrics
 from fsdfm.noise import Noise
 
@@ -116,7 +116,7 @@ def test_repair_accuracy_of_an_oracle_and_of_nothing() -> None:
 
 def test_jumps_and_entropies_of_a_trajectory() -> None:
     vocab, rows, length = 8, 400, 10
-    path, noise = Path(UniformSource(vocab)), Noise(0, range(rows))
+    path, noise = MixturePath(UniformSource(vocab)), Noise(0, range(rows))
     meter = metrics.EntropyMeter(rows)
     steps = trajectory(
         lambda x, t, h: torch.zeros(*x.shape, vocab),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fsdfm.bench.generate import make_model
-from fsdfm.model import DiT, ModelConfig, multiplies_bfloat16, narrow
+from fsdfm.model import DiT, ModelConfig, multiplies_bfloat16, to_bfloat16
 from fsdfm.model.bfloat16 import Bfloat16Linear
 
 SMALL = ModelConfig.preset("tiny", width=64, num_blocks=2, num_heads=4, cond_width=8, vocab_size=300)
@@ -32,7 +32,7 @@ def test_numbers_of_eight_bits_come_out_exact(bias: bool) -> None:
 def test_a_narrow_model_is_nearly_the_same_and_has_its_own_head() -> None:
     model = make_model(SMALL)
     rounded = copy.deepcopy(model)
-    narrow(rounded)
+    to_bfloat16(rounded)
     assert rounded.head.weight.dtype == torch.float32
     assert (model.precision, rounded.precision) == ("float32", "bfloat16")
     x_t = torch.randint(0, 300, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -50,4 +50,4 @@ def test_a_machine_says_whether_it_multiplies_bfloat16() -> None:
     with torch.device("meta"):
         model = DiT(SMALL)
     with pytest.raises(ValueError, match="use autocast"):
-        narrow(model)
+        to_bfloat16(model)

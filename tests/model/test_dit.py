@@ -261,21 +261,21 @@ def test_what_sampling_remembers_does_not_hurt_training() -> None:
 
 def test_a_linked_child_has_its_parents_logits_and_the_tables() -> None:
     parent = DiT(ModelConfig(vocab_size=11, width=16, num_blocks=1, num_heads=2, cond_width=8))
-    assert parent.links is None
+    assert parent.joint is None
     left, right = torch.randn(2, 11, 3)
-    child = parent.linked(left, right)
-    assert child.links is not None
-    assert torch.equal(child.links[0], left)
-    assert torch.equal(child.links[1], right)
+    child = parent.with_transitions(left, right)
+    assert child.joint is not None
+    assert torch.equal(child.joint.left, left)
+    assert torch.equal(child.joint.right, right)
     inputs = torch.zeros(2, 4, dtype=torch.int64), torch.tensor([0.1, 0.7])
     assert torch.equal(child(*inputs), parent(*inputs))
-    with pytest.raises(ValueError, match="has links of rank 3 already"):
-        child.linked(left, right)
+    with pytest.raises(ValueError, match="has transitions of rank 3 already"):
+        child.with_transitions(left, right)
     fresh = DiT(ModelConfig.from_dict({**child.config.to_dict()}))
-    assert fresh.links is not None
-    assert not bool((fresh.links[0] @ fresh.links[1].T).any())  # no links yet
-    with pytest.raises(ValueError, match="link_rank is -1"):
-        ModelConfig(link_rank=-1)
+    assert fresh.joint is not None
+    assert not bool((fresh.joint.left @ fresh.joint.right.T).any())  # no transitions yet
+    with pytest.raises(ValueError, match="transition_rank is -1"):
+        ModelConfig(transition_rank=-1)
 
 
 def test_threads_that_ask_for_other_lengths_do_not_disturb_each_other():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsdfm.model import DiT, ModelConfig, quantise
+from fsdfm.model import DiT, ModelConfig, to_int8
 from fsdfm.model.int8 import Int8Linear
 
 
@@ -65,7 +65,7 @@ def test_a_rounded_model_is_nearly_the_same(style: str) -> None:
     for index, parameter in enumerate(model.parameters()):
         parameter.data.add_(draw(*parameter.shape, seed=index), alpha=0.05)
     rounded = copy.deepcopy(model)
-    quantise(rounded)
+    to_int8(rounded)
     x_t, t = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, 0.8])
     with torch.no_grad():
         expected, found = model(x_t, t), rounded(x_t, t)
@@ -81,4 +81,4 @@ def test_only_a_cpu_can() -> None:
     with torch.device("meta"):
         model = DiT(ModelConfig.preset("tiny"))
     with pytest.raises(ValueError, match="on a CPU only: use bfloat16"):
-        quantise(model)
+        to_int8(model)

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig, company, require_strategy, share_threads
+from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig, require_strategy, share_threads, spawn_local
 from together import agree, together
 
 
@@ -19,14 +19,14 @@ def test_shares_are_all_of_it_in_order_and_even(count, size):
 
 
 def test_one_alone_agrees_with_itself():
-    assert ALONE.is_first
+    assert ALONE.is_rank0
     assert ALONE.gather("x") == ["x"]
     assert ALONE.map(str, [1, 2]) == ["1", "2"]
     assert list(ALONE.rounds(str, [1, 2])) == [["1"], ["2"]]
     assert ALONE.mean(0.5) == 0.5
     assert ALONE.any(True)
     assert not ALONE.any(False)
-    assert ALONE.first(lambda: 7) == 7
+    assert ALONE.on_rank0(lambda: 7) == 7
     with ALONE.in_turn():
         pass
     tensor = torch.ones(2)
@@ -60,13 +60,13 @@ def test_one_strategy_for_several_processes_is_an_error(monkeypatch):
 # --- processes that the first one starts ------------------------------------------------------------------------------
 
 
-def test_company_of_one_starts_nobody(monkeypatch):
+def test_one_process_starts_no_other(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with company(1, pytest.fail):  # what torchrun started is company enough
+    with spawn_local(1, pytest.fail):  # what torchrun started is enough
         pass
-    with pytest.raises(ValueError, match="processes is 2, but torchrun started 4"), company(2, pytest.fail):
+    with pytest.raises(ValueError, match="processes is 2, but torchrun started 4"), spawn_local(2, pytest.fail):
         pass
-    with pytest.raises(ValueError, match="processes is 0"), company(0, pytest.fail):
+    with pytest.raises(ValueError, match="processes is 0"), spawn_local(0, pytest.fail):
         pass
 
 
@@ -76,8 +76,8 @@ def test_threads_are_shared_out(monkeypatch):
 
 
 @pytest.mark.slow
-def test_company_meets_and_the_environment_is_what_it_was(tmp_path):
+def test_spawned_processes_meet_and_the_environment_is_what_it_was(tmp_path):
     before = dict(os.environ)
-    with company(2, agree, tmp_path):
+    with spawn_local(2, agree, tmp_path):
         assert agree(tmp_path) == (0, os.getpid())
     assert dict(os.environ) == before

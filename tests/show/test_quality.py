@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fsdfm.cli import app
-from fsdfm.results import Evaluation, Measured, Row, save_evaluation
+from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
 from fsdfm.show.quality import Comparison, change, report_markdown, write_report
 from fsdfm.show.quality.figures import draw_change, draw_frontier, draw_latency, draw_panels, draw_quality
 from fsdfm.show.quality.metrics import metric_named

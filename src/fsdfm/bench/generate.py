@@ -32,9 +32,9 @@ from torch import Tensor
 
 from fsdfm.bench.measure import peak_mib
 from fsdfm.bench.textbook import textbook_sample
-from fsdfm.flow import Grid, Path, UniformSource, sample, trajectory
-from fsdfm.model import PRESETS, DiT, ModelConfig, multiplies_bfloat16, narrow, quantise
-from fsdfm.network import Network
+from fsdfm.flow import Grid, MixturePath, UniformSource, sample, trajectory
+from fsdfm.generate.invariant import BatchInvariant
+from fsdfm.model import PRESETS, DiT, ModelConfig, multiplies_bfloat16, to_bfloat16, to_int8
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig, versions
 
@@ -128,8 +128,8 @@ def _jobs(setting: GenerateBench, model: DiT) -> dict[str, Job]:
             "textbook": lambda: textbook_sample(model, x_0, steps),
         },
         "1024": lambda: {"1024 steps": lambda: _first_of_many(model, setting)},
-        "int8": lambda: {"int8": _rounded(model, setting, quantise)},
-        "bf16": lambda: {"bf16": _rounded(model, setting, narrow)} if multiplies_bfloat16() else {},
+        "int8": lambda: {"int8": _rounded(model, setting, to_int8)},
+        "bf16": lambda: {"bf16": _rounded(model, setting, to_bfloat16)} if multiplies_bfloat16() else {},
         "gpt2": lambda: _gpt2(setting.length),
     }
     for name in COMPARISONS:
@@ -142,19 +142,19 @@ def _start(setting: GenerateBench, *, batch: int = 1) -> Tensor:
     return UniformSource(setting.config().vocab_size).sample(Noise(0, range(batch)), setting.length)
 
 
-def _network(model: DiT) -> Network:
-    return Network(model, Runtime(RuntimeConfig(device="cpu", precision="float32")))
+def _network(model: DiT) -> BatchInvariant:
+    return BatchInvariant(model, Runtime(RuntimeConfig(device="cpu", precision="float32")))
 
 
 def _ours(model: DiT, setting: GenerateBench, *, steps: int | None = None) -> Tensor:
-    path = Path(UniformSource(model.config.vocab_size))
+    path = MixturePath(UniformSource(model.config.vocab_size))
     grid = Grid.uniform(setting.steps if steps is None else steps)
     return sample(_network(model), path, _start(setting), grid=grid, noise=Noise(0))
 
 
 def _first_of_many(model: DiT, setting: GenerateBench) -> None:
-    """The first of 1,024 steps; the model is asked itself, for a `Network` skips the steps that draw nothing."""
-    path = Path(UniformSource(model.config.vocab_size))
+    """The first of 1,024 steps; the model is asked itself, for a `BatchInvariant` skips the steps that draw nothing."""
+    path = MixturePath(UniformSource(model.config.vocab_size))
     walk = trajectory(model, path, _start(setting), grid=Grid.uniform(_MANY), noise=Noise(0))
     for _ in islice(walk, _MEASURED):
         pass
@@ -300,7 +300,7 @@ def _sweep(setting: GenerateBench, model: DiT) -> dict[str, list[dict[str, float
 
 
 def _one_step(model: DiT, setting: GenerateBench, *, batch: int, length: int) -> Job:
-    path, noise = Path(UniformSource(model.config.vocab_size)), Noise(0, range(batch))
+    path, noise = MixturePath(UniformSource(model.config.vocab_size)), Noise(0, range(batch))
     left = torch.arange(setting.steps, 0, -1, dtype=torch.float64)  # with k steps left, a share 1/k are candidates
     index = int((1 / left - (1 / left).mean()).abs().argmin())
     times = Grid.uniform(setting.steps).times[index:]
@@ -329,7 +329,7 @@ def _peak_of_a_step(name: str, setting: GenerateBench, threads: int) -> float | 
     torch.set_num_threads(threads)
     model = make_model(setting.config())
     if name == "int8":
-        quantise(model)
+        to_int8(model)
     if name == "textbook":
         textbook_sample(model, _start(setting), 2)  # two steps: the last needs less than the others
     else:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fsdfm.bench.train import TrainBench, step_flops
-from fsdfm.flow import Path, UniformSource
+from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.learn.objective import Batch, Outcome, PathObjective
 from fsdfm.learn.teacher import TrainableDenoiser
 from fsdfm.model import DiT
@@ -95,7 +95,7 @@ def _stepper(setting: TrainBench, runtime: Runtime, *, count: int) -> Callable[[
     model = DiT(setting.config())
     student = runtime.student(model) if count > 1 else None
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
-    objective = PathObjective(Path(UniformSource(setting.vocab_size)))
+    objective = PathObjective(MixturePath(UniformSource(setting.vocab_size)))
     rank = runtime.processes.rank if count > 1 else 0
 
     def run(step: int) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Denoiser, PolynomialSchedule, Schedule, velocity
+from fsdfm.flow import LogitsFunction, PolynomialSchedule, Schedule, velocity
 
 __all__ = ["textbook_sample"]
 
 
 @torch.no_grad()
 def textbook_sample(
-    denoiser: Denoiser, x_0: Tensor, steps: int, *, schedule: Schedule | None = None, seed: int = 0
+    denoiser: LogitsFunction, x_0: Tensor, steps: int, *, schedule: Schedule | None = None, seed: int = 0
 ) -> Tensor:
     """x_1, int64 [B, L], in equal steps by the paper's rule (appendix B.1).
 

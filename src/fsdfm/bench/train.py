@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fsdfm.bench.measure import interleaved_medians, peak_extra_mib
-from fsdfm.flow import Path, UniformSource
+from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.learn.objective import Batch, FewStepObjective, Objective, PathObjective
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
 from fsdfm.model import DiT, ModelConfig
@@ -87,7 +87,7 @@ def bench_train(setting: TrainBench) -> dict[str, Any]:
 
 def make_step(name: str, setting: TrainBench) -> Callable[[], None]:
     """A training step of a model of its own; `name` is plain, rk2, rk4 or rk4 unchunked."""
-    path = Path(UniformSource(setting.vocab_size))
+    path = MixturePath(UniformSource(setting.vocab_size))
     model, ema = DiT(setting.config()), DiT(setting.config()).requires_grad_(False).eval()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
     objective = _objective(name, path)
@@ -106,7 +106,7 @@ def make_step(name: str, setting: TrainBench) -> Callable[[], None]:
     return run
 
 
-def _objective(name: str, path: Path) -> Objective:
+def _objective(name: str, path: MixturePath) -> Objective:
     if name == "plain":
         return PathObjective(path)
     teacher = ShortcutTeacher(TABLEAUS[name.split()[0]])

@@ -39,7 +39,7 @@ def ablate(
 ) -> None:
     """Run one of the paper's ablations on a small scale, with a verdict; the same command again goes on."""
     given = dict(locals())
-    from fsdfm.ablation import Ask, run_ablation
+    from fsdfm.studies.ablation import Ask, run_ablation
 
     for option in ("text", "overrides"):
         given[option] = tuple(given[option] or ())

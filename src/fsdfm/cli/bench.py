@@ -49,15 +49,15 @@ def bench_jump_command(
     json_file: JsonOption = None,
 ) -> None:
     """One step of each jump rule against a softmax of the same logits and a float64 multinomial."""
-    from fsdfm.bench.jump import JumpBench, bench_jump
-    from fsdfm.flow import JUMPS
+    from fsdfm.bench.rule import JumpBench, bench_jump
+    from fsdfm.flow import RULES
 
     check_writable(json_file)
     result = bench_jump(JumpBench(length=length, vocab_size=vocab_size, repeats=repeats))
     table = Table(title=f"one step, logits [1, {length}, {vocab_size}] given")
     for column in ("rule", "/ softmax, t=7/8", "/ softmax, mean of 8", "x multinomial", "peak MiB"):
         table.add_column(column, justify="left" if column == "rule" else "right")
-    for name in JUMPS:
+    for name in RULES:
         row = result[name]
         table.add_row(
             name,

@@ -74,7 +74,7 @@ def evaluate(
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
     given = dict(locals())
-    from fsdfm.evaluation import Request, count, run_evaluation
+    from fsdfm.measure.evaluation import Request, count, run_evaluation
     from fsdfm.show.quality.terminal import print_tables
 
     for option in ("training", "matched"):

@@ -18,8 +18,8 @@ from fsdfm.cli.options import check_writable, console
 from fsdfm.files import replace_file, write_text
 
 if TYPE_CHECKING:
+    from fsdfm.generate import Generation, Stream
     from fsdfm.show.timeline import Timeline
-    from fsdfm.text import Generation, Stream
 
 __all__ = ["Format", "Output", "plain_warnings", "watch"]
 

@@ -45,7 +45,7 @@ def checkerboard(
     train_steps: Annotated[int, typer.Option(help="Training steps of the small networks.")] = 2000,
 ) -> None:
     """Draw the paper's checkerboard (appendix B.3) with what is true about it: pictures, GIFs, captions, numbers."""
-    from fsdfm.show.checkerboard import run_checkerboard
+    from fsdfm.studies.checkerboard import run_checkerboard
 
     numbers = run_checkerboard(out, seed=seed, samples=samples, frames=frames, train_steps=train_steps)
     console.print(f"{len(numbers.outcomes)} settings measured; look at {out}/captions.md and the pictures beside it.")
@@ -57,7 +57,7 @@ def truth(
     seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
 ) -> None:
     """Measure what few-step training gains where everything can be computed; the same command again goes on."""
-    from fsdfm.truth import run_truth
+    from fsdfm.studies.truth import run_truth
 
     run_truth(out, full=full, seeds=seeds)
     console.print(f"look at {out}/truth.md and {out}/truth.png")

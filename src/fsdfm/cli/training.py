@@ -78,7 +78,7 @@ def import_weights(
     """Make a checkpoint of the paper's released weights, to generate, evaluate and train with; runs nothing in it."""
     from typing import cast
 
-    from fsdfm.convert import WeightsName
+    from fsdfm.checkpoint import WeightsName
     from fsdfm.run import import_weights as run_import
 
     kind = cast(WeightsName | None, weights)  # any other word is an error there

@@ -15,7 +15,7 @@ from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOptio
 from fsdfm.cli.output import Format, Output, plain_warnings, watch
 
 if TYPE_CHECKING:
-    from fsdfm.text import Corruption, Generation, LanguageModel, Options, Request
+    from fsdfm.generate import Corruption, Generation, LanguageModel, Request, SamplerOptions
 
 __all__ = ["generate", "infill", "repair"]
 
@@ -55,7 +55,7 @@ class Shared:
     precision: PrecisionOption = "float32"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0
 
-    def options(self) -> Options:
+    def options(self) -> SamplerOptions:
         """What the sampler wants to know."""
         return {
             "steps": self.steps,
@@ -99,7 +99,7 @@ def generate(
 ) -> None:
     """Write a text, after a prompt or from nothing, in a handful of network calls."""
     output, lm = _begin(shared)
-    request = lm.typist.continuation(_read(prompt), suffix, length=length, begin=shared.begin)
+    request = lm.encoder.continuation(_read(prompt), suffix, length=length, begin=shared.begin)
     _answer(lm, request, output, shared=shared, command="generate")
 
 
@@ -111,7 +111,7 @@ def infill(
 ) -> None:
     """Fill the gaps of a text."""
     output, lm = _begin(shared)
-    _answer(lm, lm.typist.gaps(_read(text) or "", begin=shared.begin), output, shared=shared, command="infill")
+    _answer(lm, lm.encoder.gaps(_read(text) or "", begin=shared.begin), output, shared=shared, command="infill")
 
 
 @shares
@@ -131,19 +131,19 @@ def repair(
     corruption = None if corrupt is None else lm.corrupt(words, corrupt, seed=shared.seed)
     if corruption is None:
         spans = [_span(each) for each in damaged] if damaged else None
-        request = lm.typist.damaged(words, spans, begin=shared.begin)
+        request = lm.encoder.damaged(words, spans, begin=shared.begin)
     else:
         known = None if blind else corruption.damaged
-        request = lm.typist.damaged(corruption.tokens, known, begin=shared.begin)
+        request = lm.encoder.damaged(corruption.tokens, known, begin=shared.begin)
     results = _answer(lm, request, output, shared=shared, command="repair")
     _report_repair(results, corruption)
 
 
 def _begin(shared: Shared) -> tuple[Output, LanguageModel]:
     """Everything that can be wrong before the model is read, then the model."""
-    from fsdfm.text import Settings, load
+    from fsdfm.generate import SamplerConfig, load
 
-    Settings(**shared.options())
+    SamplerConfig(**shared.options())
     output = Output(shared.format, shared.out, num=shared.num, states=shared.states)
     if shared.watch and shared.num > 1:
         raise ValueError(f"--watch shows one text and --num is {shared.num}; leave one of them out")

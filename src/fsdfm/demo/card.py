@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdfm.checkpoint import load_model
+from fsdfm.checkpoint.embedded import find_model
 from fsdfm.demo.stored import evaluate_commands, merge
-from fsdfm.embedded import find_model
 from fsdfm.files import write_text
+from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model.weights import weights_sha256
-from fsdfm.results import Evaluation, load_evaluation
 from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
 from fsdfm.show.quality.tables import model_tables

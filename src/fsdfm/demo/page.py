@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fsdfm.demo.stored import CALLED, Stored, evaluate_commands
+from fsdfm.demo.stored import CALLED, SavedSamples, evaluate_commands
 from fsdfm.demo.stories import Order, Programme, Story
-from fsdfm.results import Measured
+from fsdfm.measure.results import Measured
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
@@ -41,7 +41,7 @@ class Page:
 
     programme: Programme
     made: Mapping[Order, Story]
-    stored: Stored
+    stored: SavedSamples
     plot: bytes | None
     stale: Sequence[str]
     machine: str

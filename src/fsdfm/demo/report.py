@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fsdfm.checkpoint.embedded import embedded_models, find_model, stored_demo
 from fsdfm.demo.page import Page, page_html
-from fsdfm.demo.stored import Stored, read_stored
+from fsdfm.demo.stored import SavedSamples, read_stored
 from fsdfm.demo.stories import Programme, make_stories
-from fsdfm.embedded import embedded_models, find_model, stored_demo
 from fsdfm.files import replace_file, write_text
+from fsdfm.generate import LanguageModel, load
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import versions
 from fsdfm.show.folder import progress, writable_folder
 from fsdfm.show.quality.figures import draw_quality, require_plots
 from fsdfm.show.quality.report import DPI
 from fsdfm.show.timeline import Timeline
-from fsdfm.text import LanguageModel, load
 
 __all__ = ["LONG", "write_demo"]
 
@@ -69,7 +69,7 @@ def write_demo(
     return index, first
 
 
-def _draw(known: Stored, folder: Path) -> bytes | None:
+def _draw(known: SavedSamples, folder: Path) -> bytes | None:
     """Quality against calls: quality.png in the folder, and the same as SVG for the page."""
     figure = None if known.comparison is None else draw_quality(known.comparison)
     if figure is None:
@@ -80,7 +80,7 @@ def _draw(known: Stored, folder: Path) -> bytes | None:
     return svg.getvalue()
 
 
-def _is_stale(known: Stored, name: str, lm: LanguageModel) -> bool:
+def _is_stale(known: SavedSamples, name: str, lm: LanguageModel) -> bool:
     """Whether the stored numbers of a model are of other weights than these."""
     if name not in known.evaluations:
         return False

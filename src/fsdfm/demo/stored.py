@@ -13,19 +13,19 @@ from functools import reduce
 from itertools import groupby
 from pathlib import Path
 
+from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.demo.stories import Sampling, Story, command_line
-from fsdfm.embedded import NAMES
-from fsdfm.results import Evaluation, Row, load_evaluation
+from fsdfm.measure.results import Evaluation, Row, load_evaluation
 from fsdfm.show.quality import Comparison
 from fsdfm.show.timeline import Timeline
 
-__all__ = ["CALLED", "Stored", "evaluate_commands", "merge", "read_stored", "sampling_of"]
+__all__ = ["CALLED", "SavedSamples", "evaluate_commands", "merge", "read_stored", "sampling_of"]
 
 CALLED = {"fewstep": "Few-step model", "parent": "Parent"}
 
 
 @dataclass(frozen=True)
-class Stored:
+class SavedSamples:
     """Evaluations by the name of their model, embedded models first, and stories."""
 
     evaluations: dict[str, Evaluation]
@@ -46,14 +46,14 @@ class Stored:
         return None if model not in self.evaluations else self.evaluations[model].row(calls)
 
 
-def read_stored(folder: Path, loaded: Mapping[str, str]) -> Stored:
+def read_stored(folder: Path, loaded: Mapping[str, str]) -> SavedSamples:
     """What a folder of results and stories holds; a folder that is not there holds nothing.
 
     loaded   what loading the models said, by name: a story of other weights says so
     """
     evaluations = merge(map(load_evaluation, sorted((folder / "results").glob("*.json"))))
     stories = [story for file in sorted((folder / "stories").glob("*.json")) for story in _stories(file, loaded)]
-    return Stored(evaluations, tuple(stories))
+    return SavedSamples(evaluations, tuple(stories))
 
 
 def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from fsdfm.generate import LanguageModel
 from fsdfm.show.timeline import Timeline
-from fsdfm.text import LanguageModel
 
 __all__ = ["FEW", "Order", "Programme", "Sampling", "Story", "command_line", "make_stories"]
 
@@ -134,13 +134,13 @@ def _make(order: Order, lm: LanguageModel, tick: Callable[[str], None]) -> Story
     asked, corruption = "", None
     if order.command == "infill":
         asked = order.text or ""
-        request = lm.typist.gaps(asked)
+        request = lm.encoder.gaps(asked)
     elif order.command == "repair":
         corruption = lm.corrupt(order.text or "", order.corrupt or 0.5, seed=order.seed)
         asked = corruption.text
-        request = lm.typist.damaged(corruption.tokens, corruption.damaged)
+        request = lm.encoder.damaged(corruption.tokens, corruption.damaged)
     else:
-        request = lm.typist.continuation(order.text, None)
+        request = lm.encoder.continuation(order.text, None)
     doing = f"{order.model}: {order.command} in {order.steps:,} calls"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -1,80 +1,104 @@
 """The mathematics of discrete flow matching: tensors in, tensors out; no network, no file, no flag.
 
-Reading order: schedule, source, path, loss, grid, categorical, jump, chain, sampler, tie, exact.
+Reading order: schedule, source, path, loss, grid, categorical, posterior, rule, sampler; then crf, coupling, exact.
 """
 
 from fsdfm.flow.categorical import Draw, Filter, draw
-from fsdfm.flow.chain import Chain, Links, counted_links, links_of
+from fsdfm.flow.coupling import alike, inverse_autoregressive_noise, quantile_draws, quantile_law
+from fsdfm.flow.crf import Chain, ChainCRF, Transitions, crf_posterior, pmi_transitions
 from fsdfm.flow.exact import ExactDenoiser, sampler_law, total_variation
 from fsdfm.flow.grid import POLICIES, Grid, StepSizeWeights, dyadic_step_sizes
-from fsdfm.flow.jump import (
-    JUMPS,
+from fsdfm.flow.loss import generalised_kl, path_loss
+from fsdfm.flow.path import Coupling, IndependentCoupling, MixturePath, velocity
+from fsdfm.flow.posterior import (
+    Denoiser,
+    Independent,
+    LogitsFunction,
+    LogitsHook,
+    Posterior,
+    Rows,
+    SplitNetwork,
+    network_posterior,
+    posterior_of,
+)
+from fsdfm.flow.rule import (
+    RULES,
     ExactJump,
     InstantJump,
     Jump,
     LiteralJump,
+    LowDiscrepancyJump,
+    Plan,
+    SamplerState,
     SingleJump,
-    SpacedJump,
-    StratifiedJump,
+    StepRule,
+    SystematicJump,
     advance,
-    spaced_turns,
+    low_discrepancy_turns,
     transition_log_prob,
 )
-from fsdfm.flow.loss import generalised_kl, path_loss
-from fsdfm.flow.path import Coupling, IndependentCoupling, Path, velocity
-from fsdfm.flow.sampler import Denoiser, DenseLogits, LogitsHook, PickyDenoiser, SplitDenoiser, Step, sample, trajectory
+from fsdfm.flow.sampler import Question, Sampler, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
-from fsdfm.flow.tie import alike, coded_noise, tied_draws, tied_law
 
 __all__ = [
-    "JUMPS",
     "POLICIES",
+    "RULES",
     "Chain",
+    "ChainCRF",
     "CosineSchedule",
     "Coupling",
     "Denoiser",
-    "DenseLogits",
     "Draw",
     "ExactDenoiser",
     "ExactJump",
     "ExponentialSchedule",
     "Filter",
     "Grid",
+    "Independent",
     "IndependentCoupling",
     "InstantJump",
     "Jump",
-    "Links",
     "LiteralJump",
+    "LogitsFunction",
     "LogitsHook",
+    "LowDiscrepancyJump",
     "MaskSource",
+    "MixturePath",
     "MixtureSource",
-    "Path",
-    "PickyDenoiser",
+    "Plan",
     "PolynomialSchedule",
+    "Posterior",
+    "Question",
+    "Rows",
+    "Sampler",
+    "SamplerState",
     "Schedule",
     "SingleJump",
     "Source",
-    "SpacedJump",
-    "SplitDenoiser",
+    "SplitNetwork",
     "Step",
+    "StepRule",
     "StepSizeWeights",
-    "StratifiedJump",
+    "SystematicJump",
+    "Transitions",
     "UniformSource",
     "advance",
     "alike",
-    "coded_noise",
-    "counted_links",
+    "crf_posterior",
     "draw",
     "dyadic_step_sizes",
     "generalised_kl",
-    "links_of",
+    "inverse_autoregressive_noise",
+    "low_discrepancy_turns",
+    "network_posterior",
     "path_loss",
+    "pmi_transitions",
+    "posterior_of",
+    "quantile_draws",
+    "quantile_law",
     "sample",
     "sampler_law",
-    "spaced_turns",
-    "tied_draws",
-    "tied_law",
     "total_variation",
     "trajectory",
     "transition_log_prob",

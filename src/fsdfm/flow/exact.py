@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow.grid import Grid
-from fsdfm.flow.jump import Jump
-from fsdfm.flow.path import Path, velocity
-from fsdfm.flow.sampler import Denoiser
+from fsdfm.flow.path import MixturePath, velocity
+from fsdfm.flow.posterior import Independent, LogitsFunction
+from fsdfm.flow.rule import Jump
 
 __all__ = [
     "ExactDenoiser",
@@ -76,7 +76,7 @@ class ExactDenoiser:
     of the others, and where even that is undefined the token stays.
     """
 
-    def __init__(self, path: Path, *, p_1: Tensor | None = None, pi: Tensor | None = None):
+    def __init__(self, path: MixturePath, *, p_1: Tensor | None = None, pi: Tensor | None = None):
         vocab = path.source.vocab_size
         if (p_1 is None) == (pi is None):
             raise ValueError("give either p_1 (independent coupling) or pi (a coupling of your own), not both")
@@ -133,7 +133,7 @@ class ExactDenoiser:
         """p_t over all states: float64 [V^L]."""
         return self._contract([self._likelihood(t)] * self.length).flatten()
 
-    def posterior(self, t: float) -> Tensor:
+    def table(self, t: float) -> Tensor:
         """p_{1|t} of every position in every state: float64 [V^L, L, V]."""
         if t not in self._tables:
             self._tables = {t: torch.stack([self._posterior_of(i, t) for i in range(self.length)], 1)}
@@ -161,8 +161,12 @@ class ExactDenoiser:
         times, which = torch.unique(t, return_inverse=True)
         probs = torch.empty(*x_t.shape, vocab, dtype=torch.float64)
         for n, time in enumerate(times.tolist()):
-            probs[which == n] = self.posterior(time)[state[which == n]]
+            probs[which == n] = self.table(time)[state[which == n]]
         return torch.log(probs)
+
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Independent:
+        """The true marginals p_{1|t}(. | x_t) of every position; of the joint law see `fsdfm.flow.exact.all_states`."""
+        return Independent.of_logits(self(x_t, t, h))
 
 
 def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
@@ -171,7 +175,7 @@ def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), fallback)
 
 
-def posterior_table(denoiser: Denoiser, path: Path, length: int, *, t: float, h: float) -> Tensor:
+def posterior_table(denoiser: LogitsFunction, path: MixturePath, length: int, *, t: float, h: float) -> Tensor:
     """softmax of a denoiser's logits in every state, without the mask token: float64 [V^L, L, V]."""
     states = all_states(path.source.vocab_size, length)
     times = torch.full((len(states),), t, dtype=torch.float64)
@@ -183,7 +187,7 @@ def posterior_table(denoiser: Denoiser, path: Path, length: int, *, t: float, h:
     return torch.softmax(logits, -1)
 
 
-def transition_matrix(probs: Tensor, path: Path, jump: Jump, *, t: float, t_next: float) -> Tensor:
+def transition_matrix(probs: Tensor, path: MixturePath, jump: Jump, *, t: float, t_next: float) -> Tensor:
     """The law of one step of the sampler between all states: float64 [V^L, V^L], rows sum to 1."""
     num_states, length, vocab = probs.shape
     states = all_states(vocab, length)
@@ -197,7 +201,7 @@ def transition_matrix(probs: Tensor, path: Path, jump: Jump, *, t: float, t_next
     return matrix
 
 
-def sampler_law(denoiser: Denoiser, path: Path, start: Tensor, *, grid: Grid, jump: Jump) -> Tensor:
+def sampler_law(denoiser: LogitsFunction, path: MixturePath, start: Tensor, *, grid: Grid, jump: Jump) -> Tensor:
     """The law in which the sampler ends, computed, not sampled: float64 like `start`.
 
     start   the law of x_0 over all states [V^L], or a stack of them [K, V^L]; diag(p_0) gives the joint pi(x_0, x_1)

@@ -16,7 +16,7 @@ from fsdfm.flow.schedule import PolynomialSchedule, Schedule, Time
 from fsdfm.flow.source import Source
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["Coupling", "IndependentCoupling", "Path", "velocity"]
+__all__ = ["Coupling", "IndependentCoupling", "MixturePath", "velocity"]
 
 
 class Coupling(Protocol):
@@ -37,7 +37,7 @@ class IndependentCoupling:
 
 
 @dataclass(frozen=True)
-class Path:
+class MixturePath:
     """How noise becomes data: a source, a schedule and the coupling of the two ends."""
 
     source: Source

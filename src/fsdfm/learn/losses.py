@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdfm.flow import links_of
 from fsdfm.learn.teacher import TrainableDenoiser
 
 __all__ = ["CHUNK", "ChunkLoss", "chunked_loss", "log_probs_at", "soft_cross_entropy"]
@@ -116,6 +115,12 @@ class _ChunkedLoss(torch.autograd.Function):
         return (d_features * d_total, None, None, None, None, *[d * d_total for d in d_parameters])
 
 
+def joint_parameters(model: TrainableDenoiser) -> list[Tensor]:
+    """The weights of a model's joint head, if it has one."""
+    joint = getattr(model, "joint", None)
+    return [] if joint is None else list(joint.parameters())
+
+
 def chunked_loss(
     model: TrainableDenoiser, features: Tensor, weight: Tensor, *, losses: ChunkLoss, chunk: int | None = CHUNK
 ) -> tuple[Tensor, Tensor]:
@@ -132,4 +137,4 @@ def chunked_loss(
         per_row = torch.cat([losses(model.logits_at(features[rows]).float(), rows) for rows in parts])
         return (weight * per_row).sum(), per_row
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *(links_of(model) or ()))
+    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *joint_parameters(model))

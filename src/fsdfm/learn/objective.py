@@ -16,14 +16,11 @@ from torch import Tensor
 
 from fsdfm.flow import (
     POLICIES,
-    Chain,
-    Links,
-    Path,
+    MixturePath,
     StepSizeWeights,
     dyadic_step_sizes,
     generalised_kl,
-    links_of,
-    spaced_turns,
+    low_discrepancy_turns,
 )
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Target, TrainableDenoiser
@@ -88,6 +85,18 @@ class Objective(Protocol):
         self, model: TrainableDenoiser, batch: Batch, noise: Noise, *, training_step: int, ema: TrainableDenoiser
     ) -> Outcome:
         """The loss of a batch."""
+        ...
+
+
+class JointHead(Protocol):
+    """The part of a model that makes its positions depend on each other."""
+
+    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
+        """log p(x_1 | x_t) of texts, [B, L, V] and int64 [B, L] -> [B].
+
+        held   the token of every position that is certain, -1 elsewhere: int64 [B, L]
+        real   positions that are part of the text: bool [B, L]
+        """
         ...
 
 
@@ -158,7 +167,7 @@ class _Rows:
     real: Tensor
 
 
-def _settled(path: Path, batch: Batch, noise: Noise, h: Tensor) -> Batch:
+def _settled(path: MixturePath, batch: Batch, noise: Noise, h: Tensor) -> Batch:
     """The batch with the rows of its step sizes h, each with its noise."""
     x_0, x_1, given, real = batch.x_0, batch.x_1, batch.given, batch.real
     if x_0 is None or bool((x_0[:, 0] < 0).any()):
@@ -173,14 +182,14 @@ def _settled(path: Path, batch: Batch, noise: Noise, h: Tensor) -> Batch:
     return replace(batch, x_0=x_0, x_1=x_1, given=given, real=real)
 
 
-def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor, spaced_share: float) -> _Rows:
-    """Rows on their way from x_0 to x_1; in a share of them the turns are spaced as `SpacedJump` takes them."""
+def _noised(path: MixturePath, batch: Batch, noise: Noise, *, t: Tensor, spaced_share: float) -> _Rows:
+    """Rows on their way from x_0 to x_1; in a share of them the turns are spaced as `LowDiscrepancyJump` takes them."""
     assert batch.x_0 is not None
     turns = None
     if spaced_share:
         length = batch.x_1.shape[1]
         spaced = noise.uniform(Purpose.PHASE, 1, step=1) < spaced_share
-        turns = torch.where(spaced, spaced_turns(noise, length), noise.uniform(Purpose.PATH, length))
+        turns = torch.where(spaced, low_discrepancy_turns(noise, length), noise.uniform(Purpose.PATH, length))
     x_t = path.sample(batch.x_0, batch.x_1, t, noise, turns=turns)
     scored = torch.ones_like(x_t, dtype=torch.bool)
     if batch.given is not None:
@@ -194,13 +203,13 @@ def _noised(path: Path, batch: Batch, noise: Noise, *, t: Tensor, spaced_share: 
     return _Rows(batch.x_1, x_t, (scorable / positions).float() / len(x_t), scorable, real)
 
 
-def _path_scalar(path: Path, t: Tensor, h: Tensor) -> Tensor:
+def _path_scalar(path: MixturePath, t: Tensor, h: Tensor) -> Tensor:
     """gbar_{t,h}; at t+h = 1, where it is infinite, the mean probability of a redraw w/h takes its place."""
     end = torch.minimum(t + h, torch.ones_like(t))
     return torch.where(end == 1, path.schedule.redraw(t, end) / h, path.schedule.mean_scalar(t, end))
 
 
-def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss, exits: Tensor) -> ChunkLoss:
+def _path_rows(path: MixturePath, rows: _Rows, scalar: Tensor, *, loss: PathLoss, exits: Tensor) -> ChunkLoss:
     """The path loss a row; the rate gbar (1 - p(x_t)) at which it would leave its token is noted in `exits`."""
     x_1, x_t = rows.x_1.flatten(), rows.x_t.flatten()
     per_row = scalar.to(x_1.device, torch.float32)[:, None].expand_as(rows.x_1).flatten()
@@ -215,8 +224,8 @@ def _path_rows(path: Path, rows: _Rows, scalar: Tensor, *, loss: PathLoss, exits
     return losses
 
 
-def _chain_rows(path: Path, rows: _Rows, links: Links) -> ChunkLoss:
-    """-log p(x_1 | x_t) of the chain, an equal part on every position that is scored; chunks hold whole samples."""
+def _joint_rows(path: MixturePath, rows: _Rows, joint: JointHead) -> ChunkLoss:
+    """-log p(x_1 | x_t) of whole texts, an equal part on every position that is scored; chunks hold whole samples."""
     length = rows.x_1.shape[1]
     positions = rows.scorable.sum(1).clamp(min=1)
 
@@ -226,8 +235,7 @@ def _chain_rows(path: Path, rows: _Rows, links: Links) -> ChunkLoss:
         samples = slice((part.start or 0) // length, None if part.stop is None else part.stop // length)
         x_1, real, free = rows.x_1[samples], rows.real[samples], rows.scorable[samples]
         held = torch.where(free | ~real, -1, x_1)
-        chain = Chain.of(logits.view(*x_1.shape, -1), links, held=held, joined=real)
-        loss = -chain.log_prob(x_1, scored=real) / positions[samples]
+        loss = -joint.log_prob(logits.view(*x_1.shape, -1), x_1, held=held, real=real) / positions[samples]
         return loss[:, None].expand_as(x_1).flatten()
 
     return losses
@@ -235,7 +243,7 @@ def _chain_rows(path: Path, rows: _Rows, links: Links) -> ChunkLoss:
 
 def _path_part(
     model: TrainableDenoiser,
-    path: Path,
+    path: MixturePath,
     features: Tensor,
     rows: _Rows,
     *,
@@ -246,18 +254,20 @@ def _path_part(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The path loss of features [N, C]: its sum, that of each row, and what is noted beside it.
 
-    Where the model has links, it is the likelihood of the chain, and whole samples are taken at a time.
+    Where the model has a joint head, it is the likelihood of whole texts, and whole samples are taken at a time.
     """
-    links = links_of(model)
-    if links is None:
+    joint = getattr(model, "joint", None)
+    if joint is None:
         exits = torch.zeros(len(features), device=features.device)
         losses = _path_rows(path, rows, _path_scalar(path, t, h), loss=loss, exits=exits)
         total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
         return total, per_row, {"exit_rate": _scored_mean(exits, rows)}
     if not isinstance(loss, CrossEntropy):
-        raise ValueError('a model with links is trained on its likelihood; set objective.loss to "cross-entropy"')
+        raise ValueError(
+            'a model with a joint posterior is trained on its likelihood; set objective.loss to "cross-entropy"'
+        )
     whole = None if chunk is None else _SAMPLES * rows.x_1.shape[1]
-    losses = _chain_rows(path, rows, links)
+    losses = _joint_rows(path, rows, joint)
     return *chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=whole), {}
 
 
@@ -267,7 +277,7 @@ def _without(logits: Tensor, token: int) -> Tensor:
     return logits.masked_fill(column, -torch.inf)
 
 
-def _distilled_rows(path: Path, target: Target, *, temperature: float, entropies: Tensor) -> ChunkLoss:
+def _distilled_rows(path: MixturePath, target: Target, *, temperature: float, entropies: Tensor) -> ChunkLoss:
     """Forward KL(target || student) a row; the target's entropy, in nats, is noted in `entropies`."""
     forbidden = path.source.mask_token
 
@@ -298,7 +308,7 @@ def _by_sample(per_row: Tensor, rows: _Rows, batch: int) -> Tensor:
 class PathObjective:
     """Pre-training: the path loss at small steps of size h, t drawn from the time grid."""
 
-    path: Path
+    path: MixturePath
     loss: PathLoss = field(default_factory=GeneralisedKL)
     h: float = 2.0**-10
     times: TimeGrid = field(default_factory=MultiplesOfH)
@@ -329,7 +339,7 @@ class FewStepObjective:
     the rows that use it and on no others.
     """
 
-    path: Path
+    path: MixturePath
     teacher: ShortcutTeacher = field(default_factory=lambda: ShortcutTeacher(TABLEAUS["rk4"]))
     weights: StepSizeWeights = POLICIES["TB-20"]
     step_sizes: Tensor = field(default_factory=dyadic_step_sizes)
@@ -364,10 +374,10 @@ class FewStepObjective:
         rows = _noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
         takes_path = h < self.path_below_h
-        if links_of(model) is not None and not bool(takes_path.all()):
+        if getattr(model, "joint", None) is not None and not bool(takes_path.all()):
             raise ValueError(
-                f"a step of {float(h.max())} would learn from a teacher, but the model has links, which no teacher "
-                "knows of; set objective.path_below_h to 2"
+                f"a step of {float(h.max())} would learn from a teacher, but the model has a joint posterior, "
+                "which no teacher knows of; set objective.path_below_h to 2"
             )
         total, sample_loss = features.new_zeros((), dtype=torch.float32), torch.zeros(len(h), device=device)
         logs: dict[str, float] = {}

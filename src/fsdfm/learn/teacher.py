@@ -13,8 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fsdfm.flow import ExactJump, Jump, Path, Schedule, advance
-from fsdfm.flow.sampler import SplitLogits
+from fsdfm.flow import ExactJump, Independent, Jump, MixturePath, SamplerState, Schedule, advance
 from fsdfm.noise import Noise
 
 __all__ = ["TABLEAUS", "ShortcutTeacher", "Stage", "Tableau", "Target", "TrainableDenoiser", "chained_weights"]
@@ -151,7 +150,7 @@ class ShortcutTeacher:
     def target(
         self,
         model: TrainableDenoiser,
-        path: Path,
+        path: MixturePath,
         x_t: Tensor,
         *,
         t: Tensor,
@@ -169,16 +168,8 @@ class ShortcutTeacher:
             else:
                 begin = times[stage.start]
                 end = torch.minimum(begin + stage.hop * h, torch.ones_like(h))
-                state, _ = advance(
-                    states[stage.start],
-                    SplitLogits(model, features[stage.drive]),
-                    self.jump.redraws(path.schedule, begin, end),
-                    jump=self.jump,
-                    path=path,
-                    noise=noise,
-                    step=k,
-                    frozen=frozen,
-                )
+                now = SamplerState(states[stage.start], begin, end, path, noise, index=k, frozen=frozen)
+                state = advance(now, self.jump, Independent.of_features(features[stage.drive], model))
             times.append(t + stage.node * h)
             states.append(state)
             features.append(model.trunk(state, times[-1].to(x_t.device), (h / 2).to(x_t.device)))

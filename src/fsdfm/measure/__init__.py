@@ -3,9 +3,8 @@
 Reading order: metrics, copying, judges, statistics, guard, bound, mauve.
 """
 
-from fsdfm.measure.bound import Bound, likelihood_bound
+from fsdfm.measure.collapse import TOLERANCE, Flag, Tolerance, leave_band
 from fsdfm.measure.copying import Copying, find_copies
-from fsdfm.measure.guard import TOLERANCE, Flag, Tolerance, leave_band
 from fsdfm.measure.judges import Calibration, Judge, Scores, TokenJudge, calibrate, make_judge
 from fsdfm.measure.mauve import Features, Mauve, compute_mauve, minilm_features
 from fsdfm.measure.metrics import (
@@ -21,6 +20,7 @@ from fsdfm.measure.metrics import (
     unigram_entropy_bits,
     unigram_entropy_nats,
 )
+from fsdfm.measure.nll_bound import Bound, nll_bound
 from fsdfm.measure.statistics import (
     Interval,
     bootstrap_mean,
@@ -61,9 +61,9 @@ __all__ = [
     "interval_of",
     "jackknife",
     "leave_band",
-    "likelihood_bound",
     "make_judge",
     "minilm_features",
+    "nll_bound",
     "repetition",
     "replace_tokens",
     "self_bleu",

@@ -20,18 +20,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fsdfm.checkpoint import Bundle
+from fsdfm.checkpoint import Checkpoint
 from fsdfm.measure.archive import Archive, first_difference
-from fsdfm.measure.assessor import METRICS, Assessor, Tell
-from fsdfm.measure.guard import TOLERANCE
+from fsdfm.measure.collapse import TOLERANCE
 from fsdfm.measure.judges import Judge
 from fsdfm.measure.matching import find_temperature
 from fsdfm.measure.mauve import Features
+from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.measure.rows import TokenRows
 from fsdfm.measure.sampling import Drawn, Sampler, Sampling
+from fsdfm.measure.source import FreshSamples, SampleSource, SavedSamples
 from fsdfm.measure.statistics import Interval, bootstrap_mean
-from fsdfm.measure.supply import Stored, Supply, Written
-from fsdfm.results import Evaluation, Measured, Row
+from fsdfm.measure.suite import METRICS, MetricSuite, Tell
 from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
 
 __all__ = ["BUDGETS", "Data", "Job", "Options", "Target", "evaluate", "evaluate_samples", "possible_metrics"]
@@ -160,7 +160,7 @@ Keep = Callable[[Evaluation], None]
 
 
 def evaluate(
-    bundle: Bundle,
+    bundle: Checkpoint,
     data: Data,
     judge: Judge | None,
     options: Options,
@@ -184,11 +184,11 @@ def evaluate(
     """
     runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
     processes = runtime.processes
-    metrics = processes.first(lambda: _checked_metrics(options.metrics, data, judge))
+    metrics = processes.on_rank0(lambda: _checked_metrics(options.metrics, data, judge))
     with unchanged(bundle.model):
         sampler = Sampler(bundle, options.sampling, runtime, options.seed, options.batch_size)
         real = None if data.real is None else data.real[: options.num]
-        supply = Written(sampler, real, archive, tell)
+        supply = FreshSamples(sampler, real, archive, tell)
         if archive is not None and data.real is not None:
             archive.add_real(data.real[: 2 * options.num], supply.reader.text)
         facts = {
@@ -218,13 +218,13 @@ def evaluate_samples(
     tell: Tell = lambda *_: None,
 ) -> Evaluation:
     """Measure samples that are there already: the rows that a sample file says are complete, nothing drawn anew."""
-    supply = Stored(archive)
+    supply = SavedSamples(archive)
     data = replace(data, real=supply.real, facts={**archive.header["data"], **data.facts})
     wanted = options.metrics
     if wanted is None:
         wanted = [metric for metric in possible_metrics(data, judge) if supply.holds(metric)]
-    metrics = processes.first(lambda: _checked_metrics(wanted, data, judge))
-    jobs = processes.first(lambda: _complete_jobs(archive, options))
+    metrics = processes.on_rank0(lambda: _checked_metrics(wanted, data, judge))
+    jobs = processes.on_rank0(lambda: _complete_jobs(archive, options))
     kept = ("model", "commit", "versions", "dtype", "device", "threads")
     facts = {
         **{name: archive.header[name] for name in kept if name in archive.header},
@@ -286,7 +286,7 @@ class _Evaluator:
 
     def __init__(
         self,
-        supply: Supply,
+        supply: SampleSource,
         data: Data,
         judge: Judge | None,
         options: Options,
@@ -300,7 +300,7 @@ class _Evaluator:
         self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
-        self.assess = Assessor(
+        self.assess = MetricSuite(
             supply.reader, metrics, judge, self.real, data.training, data.features, options.seed, tell, processes
         )
         self.judge, self.facts = judge, dict(facts)
@@ -308,7 +308,7 @@ class _Evaluator:
 
     def run(self, jobs: Sequence[Job], earlier: Evaluation | None) -> Evaluation:
         """Real text first, then every row that is not there yet."""
-        evaluation = self._begin() if earlier is None else self.processes.first(lambda: self._resume(earlier))
+        evaluation = self._begin() if earlier is None else self.processes.on_rank0(lambda: self._resume(earlier))
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
@@ -443,7 +443,7 @@ class _Evaluator:
         """
         assert job.target is not None
         bits = job.target.entropy_bits
-        target = self.processes.first(lambda: real["entropy_bits"].value if bits is None else bits)
+        target = self.processes.on_rank0(lambda: real["entropy_bits"].value if bits is None else bits)
         tolerance, offset, start = self.options.tolerance, 0.0, job.temperature
         pilot = min(self.options.pilot, self.options.num)
         asked: dict[float, float] = {}

@@ -25,8 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Source
-from fsdfm.flow.sampler import Rows
+from fsdfm.flow import Rows, Source
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Samples to be measured: texts from noise, continuations and repairs of real rows.
 
 Sample k is a function of the model, the settings, the seed and k: its noise is `Noise(seed, [k])` and the network's
-arithmetic does not depend on what else is in the batch (`fsdfm.network`).
+arithmetic does not depend on what else is in the batch (`fsdfm.generate.invariant`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.checkpoint import Bundle
-from fsdfm.flow import JUMPS, Filter, Grid, Schedule, Source, trajectory
-from fsdfm.flow.sampler import Rows
+from fsdfm.checkpoint import Checkpoint
+from fsdfm.flow import RULES, Filter, Grid, Rows, Schedule, Source, trajectory
+from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.measure.metrics import EntropyMeter, replace_tokens, token_accuracy
 from fsdfm.measure.rows import TokenRows
-from fsdfm.network import Network
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
@@ -56,8 +55,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.length < _SHORTEST:
             raise ValueError(f"length is {self.length}; allowed are {_SHORTEST} tokens and more")
-        if self.jump not in JUMPS:
-            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(JUMPS)}")
+        if self.jump not in RULES:
+            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(RULES)}")
         if self.grid not in GRIDS:
             raise ValueError(f"grid is {self.grid!r}; allowed are {', '.join(GRIDS)}")
         if self.start is not None and not 0 <= self.start < 1:
@@ -208,7 +207,7 @@ class Drawn:
 class Sampler:
     """Draws samples of a model, some at a time; of several processes each draws its share, and all get all."""
 
-    bundle: Bundle
+    bundle: Checkpoint
     sampling: Sampling
     runtime: Runtime
     seed: int = 0
@@ -238,12 +237,12 @@ class Sampler:
         jumps = torch.zeros(len(samples), dtype=torch.int64)
         x = beginning.x.to(device)
         for step in trajectory(
-            Network(self.bundle.model, self.runtime),
+            BatchInvariant(self.bundle.model, self.runtime),
             path,
             x,
             grid=self.sampling.times(steps, t_0, path.schedule),
             noise=noise,
-            jump=JUMPS[self.sampling.jump],
+            rule=RULES[self.sampling.jump],
             frozen=beginning.frozen.to(device),
             filter=self.sampling.filter(temperature),
             hook=note if noted else None,

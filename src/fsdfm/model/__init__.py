@@ -1,9 +1,9 @@
 """Networks: the denoiser (`dit`), in `int8` and `bfloat16` too, a causal model (`causal`), their parts (`layers`)."""
 
-from fsdfm.model.bfloat16 import multiplies_bfloat16, narrow
+from fsdfm.model.bfloat16 import multiplies_bfloat16, to_bfloat16
 from fsdfm.model.causal import CausalConfig, CausalModel
 from fsdfm.model.dit import PRESETS, Conditioning, DiT, FusedConditioning, ModelConfig, SharedConditioning
-from fsdfm.model.int8 import quantise
+from fsdfm.model.int8 import to_int8
 
 __all__ = [
     "PRESETS",
@@ -15,6 +15,6 @@ __all__ = [
     "ModelConfig",
     "SharedConditioning",
     "multiplies_bfloat16",
-    "narrow",
-    "quantise",
+    "to_bfloat16",
+    "to_int8",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fsdfm.model.dit import DiT
 from fsdfm.model.layers import gelu_tanh, replace_linears
 
-__all__ = ["Bfloat16Linear", "multiplies_bfloat16", "narrow"]
+__all__ = ["Bfloat16Linear", "multiplies_bfloat16", "to_bfloat16"]
 
 
 class Bfloat16Linear(nn.Module):
@@ -49,13 +49,15 @@ def multiplies_bfloat16() -> bool:
 
 
 @torch.no_grad()
-def narrow(model: DiT) -> None:
+def to_bfloat16(model: DiT) -> None:
     """Replace, in place, the Linears of every block by bfloat16 ones.
 
     The model must be on a CPU (elsewhere there is autocast), and it can no longer be trained or saved.
     """
     if model.embedding.weight.device.type != "cpu":
-        raise ValueError(f"narrow is for a CPU and the model on {model.embedding.weight.device}; use autocast there")
+        raise ValueError(
+            f"to_bfloat16 is for a CPU and the model on {model.embedding.weight.device}; use autocast there"
+        )
     replace_linears(model, Bfloat16Linear)
     model.precision = "bfloat16"
     model.requires_grad_(False).eval()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fsdfm.flow import Chain, ChainCRF, Posterior, SplitNetwork, crf_posterior, network_posterior
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
@@ -42,7 +43,7 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    link_rank: int = 0  # of the links between neighbours; 0: positions are independent given x_t
+    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -51,8 +52,12 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if not isinstance(self.link_rank, int) or isinstance(self.link_rank, bool) or self.link_rank < 0:
-            raise ValueError(f"link_rank is {self.link_rank!r}; allowed are whole numbers >= 0, 0 for no links")
+        if (
+            not isinstance(self.transition_rank, int)
+            or isinstance(self.transition_rank, bool)
+            or self.transition_rank < 0
+        ):
+            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -163,19 +168,33 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
-class LinkTables(nn.Module):
-    """How well a token goes before another: s(a, b) = <left_a, right_b>, 0 at the start."""
+class TransitionTables(nn.Module):
+    """The joint head of a linear-chain CRF: how well a token goes before another, s(a, b) = <left_a, right_b>.
+
+    It is 0 at the start, so that a child with transitions says what its parent says.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.left = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
-        self.right = nn.Parameter(torch.empty(config.vocab_size, config.link_rank))
+        self.left = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
+        self.right = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw the left table, N(0, 1/rank); the right one is zero."""
         draw_normal(self.left, self.left.shape[1] ** -0.5, torch.Generator().manual_seed(seed))
         nn.init.zeros_(self.right)
+
+    def posterior(
+        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
+    ) -> ChainCRF:
+        """The chain whose fields are the network's logits."""
+        return crf_posterior(network, (self.left, self.right), x_t, t=t, h=h, rows=rows)
+
+    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
+        """log p(x_1 | x_t) of texts from their fields [B, L, V]: [B]; see `Chain.of` for what is held and real."""
+        chain = Chain.of(logits, (self.left, self.right), held=held, joined=real)
+        return chain.log_prob(x_1, scored=real)
 
 
 class DiT(nn.Module):
@@ -189,7 +208,7 @@ class DiT(nn.Module):
         features = model.features_at(x_t, t, h, rows=rows)  # rows b * L + i in order -> [N, C]
         logits = model.logits_at(features)  # [N, V]
 
-    With `links` the posterior is a chain over the positions (`fsdfm.flow.Chain`), and the logits are its fields u.
+    With a `joint` head the positions depend on each other (`fsdfm.flow.ChainCRF`), and the logits are the fields u.
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0):
@@ -203,18 +222,17 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
-        self.link_tables = LinkTables(config) if config.link_rank else None
+        self.joint = TransitionTables(config) if config.transition_rank else None
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
-        if self.link_tables is not None:
-            self.link_tables.initialise(seed + 2)
+        if self.joint is not None:
+            self.joint.initialise(seed + 2)
 
-    @property
-    def links(self) -> tuple[Tensor, Tensor] | None:
-        """The tables of the links between neighbours, [V, rank] each, if there are any."""
-        return None if self.link_tables is None else (self.link_tables.left, self.link_tables.right)
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
+        return network_posterior(self, x_t, t, h=h, rows=rows)
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
@@ -274,13 +292,15 @@ class DiT(nn.Module):
             raise ValueError("this model is step-aware already; train it as it is")
         return self._grown("conditioning.step.", seed, conditioning="step")
 
-    def linked(self, left: Tensor, right: Tensor) -> DiT:
-        """A child with this model's weights, and links between neighbours: tables [V, rank]."""
-        if self.config.link_rank:
-            raise ValueError(f"this model has links of rank {self.config.link_rank} already; train it as it is")
-        child = self._grown("link_tables.", 0, link_rank=left.shape[1])
-        assert child.link_tables is not None
-        child.link_tables.load_state_dict({"left": left, "right": right})
+    def with_transitions(self, left: Tensor, right: Tensor) -> DiT:
+        """A child with this model's weights, and the transitions of a CRF between neighbours: tables [V, rank]."""
+        if self.config.transition_rank:
+            raise ValueError(
+                f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
+            )
+        child = self._grown("joint.", 0, transition_rank=left.shape[1])
+        assert child.joint is not None
+        child.joint.load_state_dict({"left": left, "right": right})
         return child
 
     def _grown(self, part: str, seed: int, **changes: Any) -> DiT:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fsdfm.model.dit import DiT
 from fsdfm.model.layers import gelu_tanh, replace_linears
 
-__all__ = ["Int8Linear", "quantise"]
+__all__ = ["Int8Linear", "to_int8"]
 
 _WEIGHT_LEVELS = 127
 _LEVELS = 63
@@ -79,7 +79,7 @@ def _product(levels: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> T
 
 
 @torch.no_grad()
-def quantise(model: DiT) -> None:
+def to_int8(model: DiT) -> None:
     """Replace, in place, the Linears of every block and the head by 8-bit ones; the rest is too small to matter.
 
     The model must be on a CPU, and it can no longer be trained or saved.

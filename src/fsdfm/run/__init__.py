@@ -6,12 +6,12 @@ A run's folder holds `recipe.toml` (the effective recipe), `run.json` (commit, v
 `samples.jsonl` and `checkpoints/`.
 """
 
+from fsdfm.run.build import make_feed, make_objective, make_path, make_rows, make_trainer
 from fsdfm.run.corpora import prepare_corpus
-from fsdfm.run.objects import make_feed, make_objective, make_path, make_rows, make_trainer
 from fsdfm.run.pairs import PairsConfig, make_coded_pairs, make_pairs
 from fsdfm.run.released import import_weights
-from fsdfm.run.starts import convert, export, model_config, start
 from fsdfm.run.training import Result, train
+from fsdfm.run.weights import convert, export, model_config, start
 from fsdfm.run.workload import make_workload
 
 __all__ = [

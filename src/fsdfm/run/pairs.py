@@ -11,12 +11,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from fsdfm import data, flow
-from fsdfm.checkpoint import Bundle, load_model
-from fsdfm.convert import causal_over
+from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
-from fsdfm.learn.couple import DRAWS, Coder, Coupler, PairMaker, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
 from fsdfm.model.weights import weights_sha256
-from fsdfm.run.objects import begin_with, named
+from fsdfm.run.build import begin_with, named
 from fsdfm.runtime import Runtime, RuntimeConfig
 
 __all__ = ["PairsConfig", "make_coded_pairs", "make_pairs"]
@@ -30,7 +29,7 @@ class PairsConfig:
     steps: int = 64  # of the sampler
     length: int | None = None  # tokens; None: the parent's
     jump: str = "exact"  # the sampler's rule
-    draws: str = "free"  # or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.tie`)
+    draws: str = "free"  # or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.coupling`)
     temperature: float = 1.0  # of the parent's posteriors
     seed: int = 0
     batch_size: int = 16  # made at a time; it does not change them
@@ -94,7 +93,7 @@ def make_coded_pairs(
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)
-        maker = Coder(text, causal, flow.alike(bundle.model.head.weight), config.seed)
+        maker = InverseAutoregressive(text, causal, flow.alike(bundle.model.head.weight), config.seed)
         return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
@@ -117,16 +116,16 @@ def _fill(
         return writer.count
 
 
-def _coupler(bundle: Bundle, config: PairsConfig) -> Coupler:
-    rule, draws = named(flow.JUMPS, config.jump, "jump"), named(DRAWS, config.draws, "draws")
+def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
+    rule, draws = named(flow.RULES, config.jump, "jump"), named(DRAWS, config.draws, "draws")
     if draws is not None and config.jump not in ("exact", "spaced"):
         raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
-    return Coupler(
+    return Reflow(
         bundle.model,
         bundle.path,
         config.length or bundle.length,
         flow.Grid.uniform(config.steps),
-        jump=rule,
+        rule=rule,
         seed=config.seed,
         first_token=bundle.bos_id,
         filter=None if config.temperature == 1 else flow.Filter(temperature=config.temperature),

@@ -10,8 +10,17 @@ import torch
 from rich.console import Console
 
 from fsdfm import data, flow
-from fsdfm.checkpoint import Bundle, check_new, save_model
-from fsdfm.convert import ReleasedWeights, Settings, WeightsName, open_released, preset_settings, read_settings
+from fsdfm.checkpoint import (
+    Checkpoint,
+    ReleasedConfig,
+    ReleasedWeights,
+    WeightsName,
+    check_new,
+    open_released,
+    preset_settings,
+    read_settings,
+    save_model,
+)
 from fsdfm.files import file_sha256
 from fsdfm.model import DiT
 
@@ -31,7 +40,7 @@ def import_weights(
     tokenizer: str = "gpt2",
     half: bool = False,
     console: Console | None = None,
-) -> Bundle:
+) -> Checkpoint:
     """Make a checkpoint folder of one of the paper's released .pth files; nothing in the file is run.
 
     Tensors are read, checked and written one at a time, so the bundle that is returned has the model's shapes alone.
@@ -41,7 +50,7 @@ def import_weights(
     """
     if preset is not None and config is not None:
         raise ValueError(f"both preset {preset!r} and config {str(config)!r} are given; the settings come from one")
-    settings = Settings() if preset is None else preset_settings(preset)
+    settings = ReleasedConfig() if preset is None else preset_settings(preset)
     settings = settings if config is None else read_settings(config)
     check_new(Path(out))
     console = console or Console(stderr=True)
@@ -55,7 +64,7 @@ def import_weights(
     return bundle
 
 
-def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Bundle:
+def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Checkpoint:
     """Everything but the weights; with one more token than the tokenizer has, the source is the mask."""
     network, settings, num_tokens = released.config, released.settings, tokenizer.vocab_size
     masked = settings.source == "mask" or (settings.source is None and network.vocab_size == num_tokens + 1)
@@ -76,9 +85,9 @@ def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, conso
     facts: dict[str, Any] = {"weights": _WEIGHTS[released.kind]}
     if released.training_step is not None:
         facts["training_step"] = released.training_step
-    return Bundle(
+    return Checkpoint(
         model,
-        flow.Path((flow.MaskSource if masked else flow.UniformSource)(network.vocab_size)),
+        flow.MixturePath((flow.MaskSource if masked else flow.UniformSource)(network.vocab_size)),
         tokenizer,
         length=settings.length,
         budgets=_BUDGETS if network.is_step_aware else None,

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from fsdfm import flow
-from fsdfm.checkpoint import CHECKPOINTS, Bundle, load_model, load_training, recover, save_checkpoint
+from fsdfm.checkpoint import CHECKPOINTS, Checkpoint, load_model, load_training, recover, save_checkpoint
 from fsdfm.config import Recipe, differences, load_recipe, to_toml
 from fsdfm.files import lock, write_json, write_text
 from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
@@ -20,9 +20,9 @@ from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainingState
 from fsdfm.model import DiT
 from fsdfm.noise import Noise
-from fsdfm.run.held_out import HeldOut, make_held_out
-from fsdfm.run.objects import make_rows, make_trainer
-from fsdfm.run.starts import check, start
+from fsdfm.run.build import make_rows, make_trainer
+from fsdfm.run.validation import Validation, make_validation
+from fsdfm.run.weights import check, start
 from fsdfm.runtime import Runtime, commit, require_strategy, stop_on_signal, versions
 
 __all__ = ["Result", "train"]
@@ -60,13 +60,13 @@ def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console |
     out = Path(recipe.out)
     with Runtime(recipe.runtime) as runtime, ExitStack() as held:
         processes = runtime.processes
-        speaks = (console or Console(stderr=True)) if processes.is_first else Console(quiet=True)
-        place = processes.first(lambda: _claim(out, recipe, held, console=speaks))
+        speaks = (console or Console(stderr=True)) if processes.is_rank0 else Console(quiet=True)
+        place = processes.on_rank0(lambda: _claim(out, recipe, held, console=speaks))
         with processes.in_turn():
             bundle = start(recipe, out) if place is None else load_model(place)
             rows = make_rows(recipe, bundle, out)
-            held_out = make_held_out(recipe, bundle, out, processes=processes)
-        processes.first(lambda: _describe(out, recipe))
+            held_out = make_validation(recipe, bundle, out, processes=processes)
+        processes.on_rank0(lambda: _describe(out, recipe))
         trainer = make_trainer(recipe, bundle, rows, runtime=runtime)
         if place is not None:
             trainer.load(TrainingState(*load_training(place, trainer.blank())))
@@ -91,13 +91,13 @@ def _describe(out: Path, recipe: Recipe) -> None:
 
 
 def _fit(
-    trainer: Trainer, recipe: Recipe, bundle: Bundle, *, out: Path, held_out: HeldOut | None, console: Console
+    trainer: Trainer, recipe: Recipe, bundle: Checkpoint, *, out: Path, held_out: Validation | None, console: Console
 ) -> Result:
     """Train with everything written down."""
     processes = trainer.processes
     metrics, samples, unseen = (JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out"))
     board = None
-    if processes.is_first:
+    if processes.is_rank0:
         for file in (metrics, samples, unseen):
             file.rewind(trainer.training_step)
         board = tensorboard(out / "tensorboard")
@@ -121,7 +121,7 @@ def _fit(
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
 
         def report(report: Report) -> None:
-            if not processes.is_first:
+            if not processes.is_rank0:
                 return
             metrics.write(report.to_json())
             bar.report(report)
@@ -132,7 +132,7 @@ def _fit(
             with trainer.runtime.autocast():
                 texts = sample_texts(trainer.ema.module, bundle, recipe, training_step=trainer.training_step)
             trainer.runtime.settle(trainer.ema.module)
-            if not processes.is_first:
+            if not processes.is_rank0:
                 return
             samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
             bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
@@ -140,7 +140,7 @@ def _fit(
         def measure(trainer: Trainer) -> None:
             assert held_out is not None
             record = held_out(trainer)
-            if not processes.is_first:
+            if not processes.is_rank0:
                 return
             unseen.write(record)
             bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
@@ -154,10 +154,10 @@ def _fit(
             others.append(Every(recipe.held_out.every, measure))
         trainer.hooks = Hooks(save=save, report=report, others=others)
         finished = trainer.fit(stop)
-    return Result(out, trainer.training_step, finished, speaks=processes.is_first)
+    return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
 
 
-def sample_texts(model: Any, bundle: Bundle, recipe: Recipe, *, training_step: int) -> list[str]:
+def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe, *, training_step: int) -> list[str]:
     """Some texts of a model; the same noise at every training step, so that only the model changes."""
     config = recipe.sample
     noise = Noise(recipe.train.seed, range(config.num))
@@ -172,7 +172,7 @@ def sample_texts(model: Any, bundle: Bundle, recipe: Recipe, *, training_step: i
         bundle.path,
         x_0.to(device),
         grid=flow.Grid.uniform(config.steps),
-        jump=flow.ExactJump(),
+        rule=flow.ExactJump(),
         noise=noise,
         frozen=None if frozen is None else frozen.to(device),
     )

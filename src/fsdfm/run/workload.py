@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fsdfm import data
 from fsdfm.checkpoint import load_model
+from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.config import Recipe, load_recipe, recipe_names
-from fsdfm.embedded import NAMES
 from fsdfm.learn.objective import FewStepObjective
 from fsdfm.model import ModelConfig
 from fsdfm.plan import Workload
-from fsdfm.run.objects import make_objective, make_path
-from fsdfm.run.starts import check, model_config
+from fsdfm.run.build import make_objective, make_path
+from fsdfm.run.weights import check, model_config
 
 __all__ = ["make_workload"]
 

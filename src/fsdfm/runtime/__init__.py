@@ -1,10 +1,10 @@
 """The machine: device, precision, processes, compilation, dropout, signals. No other room knows of it."""
 
-from fsdfm.runtime.company import company, share_threads
 from fsdfm.runtime.machine import Precision, Runtime, RuntimeConfig, Strategy, require_strategy
 from fsdfm.runtime.processes import ALONE, EchoError, Processes, is_sharded, local, placed, process_count
 from fsdfm.runtime.session import commit, interrupt_on_sigterm, stop_on_signal, versions
 from fsdfm.runtime.shards import load_shards, save_shards
+from fsdfm.runtime.spawn import share_threads, spawn_local
 
 __all__ = [
     "ALONE",
@@ -15,7 +15,6 @@ __all__ = [
     "RuntimeConfig",
     "Strategy",
     "commit",
-    "company",
     "interrupt_on_sigterm",
     "is_sharded",
     "load_shards",
@@ -25,6 +24,7 @@ __all__ = [
     "require_strategy",
     "save_shards",
     "share_threads",
+    "spawn_local",
     "stop_on_signal",
     "versions",
 ]

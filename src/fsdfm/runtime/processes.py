@@ -75,7 +75,7 @@ class Processes:
         self.leave(in_order=kind is None)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes files and speaks for all."""
         return self.rank == 0
 
@@ -118,11 +118,11 @@ class Processes:
         """Whether the flag is up on any of them."""
         return self.mean(float(bool(flag))) > 0
 
-    def first(self, job: Callable[[], _T]) -> _T:
+    def on_rank0(self, job: Callable[[], _T]) -> _T:
         """What a job on the first process returns, on all of them; if it fails there, all fail."""
         if self.count == 1:
             return job()
-        if self.is_first:
+        if self.is_rank0:
             try:
                 result = job()
             except BaseException as error:
@@ -138,8 +138,8 @@ class Processes:
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """The first process goes ahead; the others follow when it is done, and find what it made."""
-        if not self.is_first:
-            self.first(lambda: None)
+        if not self.is_rank0:
+            self.on_rank0(lambda: None)
             yield
             return
         try:
@@ -179,7 +179,7 @@ class Processes:
         found: dict[str, Tensor] = {}
         for name, value in tensors.items():
             full = value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-            if self.is_first:
+            if self.is_rank0:
                 found[name] = full.detach().cpu()
         return found
 

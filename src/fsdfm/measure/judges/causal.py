@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fsdfm.convert import convert_llama2c
+from fsdfm.checkpoint import convert_llama2c
 from fsdfm.data import Tokenizer
 from fsdfm.files import write_json
 from fsdfm.measure.judges.scoring import TokenJudge

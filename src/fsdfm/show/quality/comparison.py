@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdfm.results import Evaluation, Measured, Row, load_evaluation
+from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 
 __all__ = ["REAL", "Change", "Comparison", "Real", "change", "change_of_rows", "judge_number", "real_metrics"]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fsdfm.results import Evaluation, Measured, Row
+from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.show.quality.comparison import Comparison, change_of_rows
 from fsdfm.show.quality.metrics import Metric, metric_named
 from fsdfm.show.quality.style import (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fsdfm.results import Measured
+from fsdfm.measure.results import Measured
 
 __all__ = ["GAP", "METRICS", "Metric", "in_order", "metric_named", "write_number"]
 

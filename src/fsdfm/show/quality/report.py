@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdfm.files import replace_file, write_text
-from fsdfm.results import Evaluation
+from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdfm.results import Measured, Row
+from fsdfm.measure.results import Measured, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from fsdfm.results import Evaluation, Measured, Row
+from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.show.quality.comparison import REAL, Change, Comparison, Real, change, change_of_rows
 from fsdfm.show.quality.metrics import GAP, Metric, in_order, metric_named, write_number
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fsdfm.results import Evaluation
+from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, Real
 from fsdfm.show.quality.metrics import GAP, metric_named
 from fsdfm.show.quality.tables import Notes, Table, matched_table, model_tables

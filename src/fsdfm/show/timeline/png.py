@@ -38,7 +38,7 @@ FAMILIES = (
 
 def save_png(timeline: Timeline, path: str | os.PathLike[str], theme: Theme) -> None:
     """Draw a timeline into a PNG file."""
-    from fsdfm.show.checkerboard.figures import require_plots
+    from fsdfm.studies.checkerboard.figures import require_plots
 
     require_plots()
     with warnings.catch_warnings():

@@ -21,7 +21,7 @@ __all__ = ["Timeline"]
 
 
 class Recorded(Protocol):
-    """A text that knows how it came about, as `fsdfm.text.Generation` does."""
+    """A text that knows how it came about, as `fsdfm.generate.Generation` does."""
 
     @property
     def pieces(self) -> Sequence[str]: ...

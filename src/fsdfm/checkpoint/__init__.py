@@ -1,0 +1,78 @@
+"""Checkpoints: one folder that says all about itself (`folder`), those that ship (`embedded`), other people's weights.
+
+`llama2c` reads llama2.c's autoregressive checkpoints, `released` the paper's.
+"""
+
+from fsdfm.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT_VERSION,
+    SCHEDULES,
+    SOURCES,
+    Checkpoint,
+    check_new,
+    describe_model,
+    load_model,
+    load_training,
+    make_schedule,
+    make_source,
+    newest,
+    recover,
+    save_checkpoint,
+    save_model,
+)
+from fsdfm.checkpoint.llama2c import (
+    BOS_ID,
+    Conversion,
+    Vocabulary,
+    build_tokenizer,
+    causal_over,
+    convert_llama2c,
+    prune_vocabulary,
+    read_llama2c,
+    read_vocabulary,
+    select_tokens,
+    to_denoiser,
+)
+from fsdfm.checkpoint.released import (
+    ReleasedConfig,
+    ReleasedWeights,
+    WeightsName,
+    open_released,
+    preset_settings,
+    read_settings,
+)
+
+__all__ = [
+    "BOS_ID",
+    "CHECKPOINTS",
+    "FORMAT_VERSION",
+    "SCHEDULES",
+    "SOURCES",
+    "Checkpoint",
+    "Conversion",
+    "ReleasedConfig",
+    "ReleasedWeights",
+    "Vocabulary",
+    "WeightsName",
+    "build_tokenizer",
+    "causal_over",
+    "check_new",
+    "convert_llama2c",
+    "describe_model",
+    "load_model",
+    "load_training",
+    "make_schedule",
+    "make_source",
+    "newest",
+    "open_released",
+    "preset_settings",
+    "prune_vocabulary",
+    "read_llama2c",
+    "read_settings",
+    "read_vocabulary",
+    "recover",
+    "save_checkpoint",
+    "save_model",
+    "select_tokens",
+    "to_denoiser",
+]

@@ -1,0 +1,28 @@
+"""Text in, text out: the `lm` object, what it is asked and what it answers.
+
+Reading order: settings (how to sample), request (what is given), blind (where a text of unknown damage stands in time),
+walk (the one loop), result, model (`load`, `lm`).
+"""
+
+from fsdfm.generate.blind import consistent_time, expected_agreement
+from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions
+from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
+from fsdfm.generate.request import Begin, Request
+from fsdfm.generate.result import Generation, State, pieces_of
+
+__all__ = [
+    "MAX_STEPS",
+    "Begin",
+    "Corruption",
+    "Generation",
+    "LanguageModel",
+    "Request",
+    "SamplerConfig",
+    "SamplerOptions",
+    "State",
+    "Stream",
+    "consistent_time",
+    "expected_agreement",
+    "load",
+    "pieces_of",
+]

@@ -1,0 +1,156 @@
+"""How a text is sampled: steps, seed, filter, jump rule, grid, start time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
+
+__all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions"]
+
+MAX_STEPS = 8192  # eight times the finest step size that training knows
+DEFAULT_STEPS = 8
+GRIDS = ("uniform", "kappa")
+
+
+class SamplerOptions(TypedDict, total=False):
+    """The keyword arguments of `generate`, `infill`, `repair`, `stream` and `run`: see `SamplerConfig`."""
+
+    steps: int | None
+    seed: int
+    temperature: float | None
+    final_temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    jump: str | StepRule | None
+    grid: str | Grid
+    start: float | None
+    keep_states: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig:
+    """How to sample; the same for every request of a call.
+
+    steps         network calls for a block of text; 8, or the grid's
+    seed          the same seed gives the same text
+    temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
+                  so many steps unless said, 1 where it has none
+    final_temperature   that of the last step, where it changes from step to step; None: it does not
+    jump          the rule of a step: exact, single, instant, systematic, spaced, or a `StepRule`; the model's own
+                  advice unless said, exact where it has none
+    grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
+    start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
+                  tokens that is given), 0 where nothing is; a blind repair estimates it
+    keep_states   keep the text at every step in the result
+    """
+
+    steps: int | None = None
+    seed: int = 0
+    temperature: float | None = None
+    final_temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    jump: str | StepRule | None = None
+    grid: str | Grid = "uniform"
+    start: float | None = None
+    keep_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and (self.steps != int(self.steps) or not 1 <= self.steps <= MAX_STEPS):
+            raise ValueError(f"steps is {self.steps}; allowed are whole numbers 1 <= steps <= {MAX_STEPS}")
+        if self.start is not None and not 0 <= self.start < 1:
+            raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        self.filter()
+        self.rule()
+        self._check_grid()
+
+    def filter(self) -> Filter | None:
+        """Temperature, top-k, top-p; None where they change nothing."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        made = Filter(temperature, self.top_k, self.top_p, self.final_temperature)
+        return None if made == Filter() else made
+
+    def rule(self) -> StepRule:
+        """The jump rule."""
+        jump = "exact" if self.jump is None else self.jump
+        if isinstance(jump, StepRule):
+            return jump
+        if jump not in RULES:
+            raise ValueError(f"jump is {jump!r}; allowed are {', '.join(RULES)}")
+        return RULES[jump]
+
+    def advised(self, advice: Mapping[str, Any] | None) -> SamplerConfig:
+        """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.
+
+            {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}
+
+        The temperature is that of the nearest number of steps.
+        """
+        if not advice:
+            return self
+        temperature, jump = self.temperature, self.jump
+        try:
+            if temperature is None and self.final_temperature is None and advice.get("temperature"):
+                known = {int(steps): float(value) for steps, value in advice["temperature"].items()}
+                temperature = known[min(known, key=lambda steps: abs(math.log(steps / self.num_steps())))]
+            if jump is None and "jump" in advice:
+                jump = str(advice["jump"])
+            return replace(self, temperature=temperature, jump=jump)
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
+            ) from error
+
+    def num_steps(self) -> int:
+        """S: network calls for a block."""
+        times = self._own_times()
+        return (self.steps or DEFAULT_STEPS) if times is None else len(times) - 1
+
+    def make_grid(self, starts: Tensor, schedule: Schedule) -> Grid:
+        """The times of every row: the grid's shape over [0, 1], laid over [t_0, 1] for starts t_0 [B]."""
+        shape = self._own_times()
+        if shape is None:
+            shape = Grid.uniform(self.num_steps()).times
+            if self.grid == "kappa":
+                shape = schedule.kappa_inverse(shape)
+        times = starts[:, None] + (1 - starts[:, None]) * (shape - shape[0]) / (1 - shape[0])
+        times[:, -1] = 1.0
+        return Grid(times)
+
+    def fixed_start(self) -> float | None:
+        """t_0 where the settings say it: `start`, or the first time of a grid that does not begin at 0."""
+        times = self._own_times()
+        return self.start if times is None or float(times[0]) == 0 else float(times[0])
+
+    def _own_times(self) -> Tensor | None:
+        """The times that the settings spell out; None for a named grid."""
+        if isinstance(self.grid, Grid):
+            return self.grid.times
+        if self.grid in GRIDS:
+            return None
+        try:
+            times = [float(part) for part in self.grid.split(",")]
+        except ValueError:
+            allowed = f"{', '.join(GRIDS)}, or times such as 0,0.5,0.9,1"
+            raise ValueError(f"grid is {self.grid!r}; allowed are {allowed}") from None
+        return Grid(times).times
+
+    def _check_grid(self) -> None:
+        times = self._own_times()
+        if times is None:
+            return
+        if times.ndim != 1 or not 2 <= len(times) <= MAX_STEPS + 1 or not bool(torch.isfinite(times).all()):
+            raise ValueError(
+                f"the grid has shape {tuple(times.shape)}; one row of 2 to {MAX_STEPS + 1} times is needed"
+            )
+        if self.steps is not None and self.steps != len(times) - 1:
+            raise ValueError(f"steps is {self.steps}, but the grid has {len(times) - 1}; leave steps out")
+        if self.start is not None and float(times[0]) != 0:
+            raise ValueError(f"start is {self.start}, but the grid begins at {float(times[0])}; leave one of them out")

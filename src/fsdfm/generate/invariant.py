@@ -1,0 +1,104 @@
+"""The model's arithmetic, made the same whatever else is in the batch.
+
+A matrix product rounds differently when its number of rows changes, so the same row in another batch would have other
+last digits, and sooner or later another token. Hence no call has a shape that depends on the batch: on a CPU every call
+is about one sample, whose own coins decide how many rows it asks for; elsewhere the trunk takes eight samples at a
+time, the head HEAD_ROWS positions, and what is missing is filled up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fsdfm.flow import Posterior, SplitNetwork, network_posterior
+from fsdfm.runtime import Runtime
+
+__all__ = ["HEAD_ROWS", "BatchInvariant"]
+
+HEAD_ROWS = 128  # what the sampler asks of a head at a time
+_ROWS = {"cpu": 1}
+_ROWS_ELSEWHERE = 8
+
+
+class BatchInvariant:
+    """A denoiser in two parts whose result for a row does not depend on the rows beside it."""
+
+    def __init__(self, model: SplitNetwork, runtime: Runtime):
+        self.model, self.runtime = model, runtime
+        self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
+        self.samples_apart = self.rows == 1  # what the sampler asks of the head is of one sample, too
+
+    @property
+    def joint(self) -> Any:
+        """The model's joint head, if it has one."""
+        return getattr(self.model, "joint", None)
+
+    @torch.no_grad()
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
+        return network_posterior(self, x_t, t, h=h, rows=rows)
+
+    @torch.no_grad()
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C], `rows` samples at a time."""
+        parts = []
+        for start in range(0, len(x_t), self.rows):
+            part = slice(start, start + self.rows)
+            found = len(x_t[part])
+            with self.runtime.autocast():
+                features = self.model.trunk(*(_fill(value[part], self.rows) for value in (x_t, t, h)))
+            parts.append(features[:found].to(torch.float32))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
+        """The features of positions b * L + i, in order: int64 [N] -> [N, C].
+
+        How many rows a sample has is its own affair (its coins decide), so a sample asked alone keeps its shapes. One
+        with no rows is not computed: of 1,024 steps over 256 positions nearly half have nothing to draw.
+        """
+        features_at = getattr(self.model, "features_at", None)
+        if self.rows > 1 or self.runtime.config.compile or features_at is None:
+            return self.trunk(x_t, t, h).flatten(0, 1)[rows]
+        parts, length = [], x_t.shape[1]
+        counts = torch.bincount(rows // length, minlength=len(x_t)).tolist()
+        for sample, own in enumerate(torch.split(rows, counts)):
+            if len(own) == 0:
+                continue
+            one = slice(sample, sample + 1)
+            with self.runtime.autocast():
+                found = features_at(x_t[one], t[one], h[one], rows=own - sample * length)
+            parts.append(found.to(torch.float32))
+        return torch.cat(parts) if parts else torch.empty(0, 0)
+
+    @torch.no_grad()
+    def logits_at(self, features: Tensor) -> Tensor:
+        """The head at chosen rows, of one sample where a call is about one, HEAD_ROWS at a time: [N, C] -> [N, V]."""
+        parts = []
+        for part in torch.split(features, HEAD_ROWS):
+            missing = 0 if self.rows == 1 else HEAD_ROWS - len(part)
+            with self.runtime.autocast():
+                logits = self.model.logits_at(F.pad(part, (0, 0, 0, missing)) if missing else part)
+            parts.append(logits[: len(part)])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)  # without a copy where the sampler asks
+
+    @torch.no_grad()
+    def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
+        """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
+        posterior = self.posterior(x_t, t, h).given(torch.full_like(x_t, -1), forbidden=mask_token)
+        tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
+        for part, tile, _ in posterior.marginals(torch.arange(x_t.numel(), device=x_t.device)):
+            wide = tile.to(torch.float32)
+            if mask_token is not None:
+                wide[:, mask_token] = -torch.inf
+            shown[part] = torch.log_softmax(wide, -1).gather(-1, tokens[part, None])[:, 0].cpu().double()
+        return shown.exp().view_as(x_t)
+
+
+def _fill(value: Tensor, rows: int) -> Tensor:
+    """The value with its last row repeated up to `rows` rows."""
+    return torch.cat([value, value[-1:].expand(rows - len(value), *value.shape[1:])]) if len(value) < rows else value

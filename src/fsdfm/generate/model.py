@@ -1,0 +1,275 @@
+"""The `lm` object: from a checkpoint to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+
+from fsdfm.checkpoint import Checkpoint, load_model
+from fsdfm.generate.config import SamplerConfig, SamplerOptions
+from fsdfm.generate.invariant import BatchInvariant
+from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
+from fsdfm.generate.result import Generation, State, pieces_of
+from fsdfm.generate.run import GenerationRun
+from fsdfm.model import to_bfloat16, to_int8
+from fsdfm.noise import Noise, Purpose
+from fsdfm.runtime import Precision, Runtime, RuntimeConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Corruption", "LanguageModel", "Stream", "load"]
+
+_GROUP = 16  # rows on their way at a time; it changes no text
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    device: str = "auto",
+    precision: Precision | Literal["int8"] = "float32",
+    threads: int = 0,
+) -> LanguageModel:
+    """The language model in a folder, or one that ships with the package; without a name the best of these.
+
+    path        a checkpoint; a run, whose newest one is taken; "fewstep" or "parent": an embedded model
+    device      auto, cpu, cuda, cuda:1, mps
+    precision   float32; bfloat16: faster on a GPU or CPU that has it; auto: bfloat16 on such a GPU, else float32;
+                int8: 8-bit weights, faster on a CPU
+    threads     CPU threads; 0: torch's own choice
+    """
+    if precision == "int8" and device not in ("auto", "cpu"):
+        raise ValueError(f"precision is int8 and device {device!r}; allowed is cpu: on a GPU use bfloat16")
+    config = RuntimeConfig(device=device, precision="float32", threads=threads)
+    if precision == "int8":
+        config = replace(config, device="cpu")
+    runtime = Runtime(config)
+    rounded = {"int8": to_int8, "bfloat16": to_bfloat16}.get(precision) if runtime.device.type == "cpu" else None
+    if rounded is None and precision != "int8":
+        runtime = Runtime(replace(config, precision=precision))
+    lm = LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
+    if rounded is not None:
+        rounded(lm.bundle.model)  # once its weights are known to be finite
+    return lm
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A text with some tokens replaced by noise: what a repair is tested with (the paper's appendix D.4)."""
+
+    text: str
+    tokens: tuple[int, ...]
+    original: tuple[int, ...]
+    damaged: tuple[bool, ...]
+
+    def recovered(self, tokens: Sequence[int]) -> float:
+        """The share of the damaged tokens that a repair brought back."""
+        pairs = zip(self.original, tokens, self.damaged, strict=True)
+        return sum(a == b for a, b, damaged in pairs if damaged) / sum(self.damaged)
+
+
+class Stream(Iterator[State]):
+    """The states of a text, one after the other; `result` walks to the end and is what came of it."""
+
+    def __init__(self, walk: GenerationRun):
+        self._walk = walk
+        self.steps = walk.steps
+        self._moments = walk.run()
+
+    def __next__(self) -> State:
+        return self._walk.state(next(self._moments), 0)
+
+    @property
+    def result(self) -> Generation:
+        """The finished text."""
+        for _ in self._moments:
+            pass
+        return self._walk.results()[0]
+
+
+class LanguageModel:
+    """Text in, text out.
+
+        lm = fsdfm.load("runs/tiny-dfm")
+        print(lm.generate("Once upon a time", steps=8).text)
+
+    Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
+    start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
+
+    begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
+    """
+
+    def __init__(self, bundle: Checkpoint, *, runtime: Runtime | None = None):
+        self.bundle = bundle
+        self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
+        _require_finite(bundle)
+        self.network = BatchInvariant(bundle.model, self.runtime)
+        self.encoder = PromptEncoder(
+            bundle.tokenizer, bundle.bos_id, needs_bos=bundle.model.config.next_token, length=bundle.length
+        )
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.bundle.loaded or type(self.bundle.model).__name__}, on {self.runtime.device})"
+
+    @overload
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: int = 1,
+        **options: Unpack[SamplerOptions],
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> Generation | list[Generation]:
+        """Write a text: after a prompt, before a suffix, between both, or from nothing.
+
+        prompt   a text, or several
+        length   tokens in all, what is given included; the training length unless said; more takes several blocks
+        num      how many texts of each prompt; with it, or with several prompts, the answer is a list
+        """
+        single = prompt is None or isinstance(prompt, str)
+        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
+        requests = [self.encoder.continuation(each, suffix, length=length, begin=begin) for each in prompts]
+        return self._answer(requests, num if single or num is not None else 1, options)
+
+    @overload
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: None = None, **options: Unpack[SamplerOptions]
+    ) -> Generation: ...
+    @overload
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: int, **options: Unpack[SamplerOptions]
+    ) -> list[Generation]: ...
+    def infill(
+        self, text: str, *, begin: Begin = "document", num: int | None = None, **options: Unpack[SamplerOptions]
+    ) -> Generation | list[Generation]:
+        r"""Fill the gaps of a text: `[[6]]` stands for six tokens, `\[[` for a literal `[[`."""
+        return self._answer([self.encoder.gaps(text, begin=begin)], num, options)
+
+    @overload
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> Generation: ...
+    @overload
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: int,
+        **options: Unpack[SamplerOptions],
+    ) -> list[Generation]: ...
+    def repair(
+        self,
+        text: str | Sequence[int],
+        damaged: Damage | None = None,
+        *,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> Generation | list[Generation]:
+        """Repair a text, or its tokens; `replaced` says which tokens changed.
+
+        damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
+                  anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
+                  which the model finds the text as noisy as it is (`fsdfm.generate.blind`)
+        """
+        return self._answer([self.encoder.damaged(text, damaged, begin=begin)], num, options)
+
+    def settings(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
+        """How these options sample: what they leave open is the model's own advice, if it has any."""
+        return SamplerConfig(**options).advised(self.bundle.facts.get("sampling"))
+
+    def stream(self, asked: str | Request | None = None, **options: Unpack[SamplerOptions]) -> Stream:
+        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`."""
+        request = asked if isinstance(asked, Request) else self.encoder.continuation(asked, None)
+        return Stream(GenerationRun(self.bundle, self.network, [request], self.settings(**options)))
+
+    def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:
+        """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
+        settings = self.settings(**options)
+        answers: dict[int, Generation] = {}
+        for group in _groups(requests):
+            walk = GenerationRun(self.bundle, self.network, [requests[index] for index in group], settings)
+            for _ in walk.run():
+                pass
+            answers |= dict(zip(group, walk.results(), strict=True))
+        return [answers[index] for index in range(len(requests))]
+
+    def corrupt(self, text: str, share: float, *, seed: int = 0) -> Corruption:
+        """Replace a share of a text's tokens by uniform ones, at least one of them."""
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share}; allowed are 0 < share <= 1")
+        original = self.encoder.damaged(text, begin="document").tokens[
+            1:
+        ]  # without the first, which begins the document
+        noise = Noise(seed, [0])
+        order = noise.uniform(Purpose.DATA, len(original)).argsort()[0]
+        damaged = torch.zeros(len(original), dtype=torch.bool)
+        damaged[order[: max(1, round(share * len(original)))]] = True
+        other = noise.integers(Purpose.DATA, len(original), self.bundle.tokenizer.vocab_size - 1, step=1)[0]
+        other += other >= torch.tensor(original)  # every token but the right one
+        tokens = tuple(torch.where(damaged, other, torch.tensor(original)).tolist())
+        return Corruption(self.bundle.tokenizer.decode(tokens), tokens, original, tuple(damaged.tolist()))
+
+    def pieces(self, text: str) -> tuple[str, ...]:
+        """The text of every token of a text: what `damaged` counts."""
+        return pieces_of(self.bundle.tokenizer, self.bundle.tokenizer.encode(text))
+
+    def _answer(
+        self, requests: Sequence[Request], num: int | None, options: SamplerOptions
+    ) -> Generation | list[Generation]:
+        """One text, or `num` of each request."""
+        results = self.run(
+            [copy for request in requests for copy in request.copies(1 if num is None else num)], **options
+        )
+        return results[0] if num is None else results
+
+
+def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:
+    """Indices of requests of equal length, some at a time."""
+    by_length: dict[int, list[int]] = {}
+    for index, request in enumerate(requests):
+        by_length.setdefault(len(request.tokens), []).append(index)
+    for same in by_length.values():
+        yield from (same[start : start + _GROUP] for start in range(0, len(same), _GROUP))
+
+
+def _require_finite(bundle: Checkpoint) -> None:
+    """Raise if a weight is NaN or infinite: the model could only write nonsense."""
+    for name, value in bundle.model.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")

@@ -1,0 +1,218 @@
+"""What is asked: a row of tokens, and which of them are given. Prompts, infills and repairs differ in nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from fsdfm.data import Tokenizer
+from fsdfm.generate.result import pieces_of
+
+__all__ = ["Begin", "Damage", "PromptEncoder", "Request"]
+
+Begin = Literal["document", "anywhere"]
+Damage = Sequence[bool] | Sequence[int] | Sequence[tuple[int, int]]
+"""Damaged places: a bool a token, or token positions, or spans (begin, end) of characters."""
+
+MAX_COPIES = 1 << 20
+MAX_BLOCKS = 1 << 8
+_WORDS = ("the", "a", "and", "to", "of", "in", "was", "def", "return")
+_GAP = re.compile(r"\\\[\[|\[\[(\d+)\]\]|\[\[")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A row of tokens to be completed.
+
+    tokens   the row; where nothing is given, the token is ignored, or it is a draft
+    given    stands fast: the `frozen` of the sampler
+    marked   said to be damaged
+    lead     1 where the first token begins the document and is no part of the text, else 0
+    ends     whether the text may end early, at the end of a document; else that token is not written
+    draft    whether the tokens that are not given are a draft to set out from, not gaps to fill: blind repair
+    copy     numbers several texts of one request
+    """
+
+    tokens: tuple[int, ...]
+    given: tuple[bool, ...]
+    marked: tuple[bool, ...] = ()
+    lead: int = 0
+    ends: bool = False
+    draft: bool = False
+    copy: int = 0
+
+    def copies(self, num: int) -> list[Request]:
+        """The same request `num` times, with noise of their own."""
+        if not 1 <= num <= MAX_COPIES:
+            raise ValueError(f"num is {num}; allowed are whole numbers 1 <= num <= {MAX_COPIES}")
+        return [replace(self, copy=copy) for copy in range(num)]
+
+    def sample_index(self, block: int) -> int:
+        """Which sample of the noise a block of this request is: a function of what is asked, not of the batch.
+
+        28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block.
+        """
+        fixed = [(i, self.tokens[i]) for i in range(self.lead, len(self.tokens)) if self.given[i] or self.draft]
+        digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
+        return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
+
+
+class PromptEncoder:
+    """Turns what a user types into requests."""
+
+    def __init__(self, tokenizer: Tokenizer, bos_id: int | None, *, needs_bos: bool, length: int):
+        self.tokenizer, self.bos_id, self.needs_bos, self.length = tokenizer, bos_id, needs_bos, length
+        # A BPE's tokens bring the space before them along: typed before a gap, it would be doubled by what fills it.
+        space = tokenizer.encode("x ")
+        self._space_leads = any(tokenizer.encode(f"x {word}")[: len(space)] != space for word in _WORDS)
+
+    def continuation(
+        self, prompt: str | None, suffix: str | None, *, length: int | None = None, begin: Begin = "document"
+    ) -> Request:
+        """The prompt, then what is to be written, then the suffix: `length` tokens in all."""
+        length = self.length if length is None else length
+        if length != int(length) or length < 1:
+            raise ValueError(f"length is {length}; allowed are whole numbers >= 1, tokens in all")
+        lead = self._lead(begin)
+        ahead = [] if prompt is None else self._encode(prompt, "the prompt", opening=True)
+        behind = [] if suffix is None else self._encode(suffix, "the suffix", opening=False)
+        free = length - len(lead) - len(ahead) - len(behind)
+        if free < 1:
+            fixed = len(lead) + len(ahead) + len(behind)
+            longer = "" if length >= self.length else f", up to {self.length} without a loss"
+            raise ValueError(
+                f"what is given has {fixed} tokens and leaves no room in a length of {length}; "
+                f"shorten it, or ask for a greater length{longer}"
+            )
+        tokens = [*lead, *ahead, *[0] * free, *behind]
+        given = [True] * (len(lead) + len(ahead)) + [False] * free + [True] * len(behind)
+        return Request(tokens=tuple(tokens), given=tuple(given), lead=len(lead), ends=suffix is None)
+
+    def gaps(self, text: str, *, begin: Begin = "document") -> Request:
+        r"""A text with gaps: `[[6]]` stands for six tokens, `\[[` for the two characters."""
+        lead = self._lead(begin)
+        tokens, given = list(lead), [True] * len(lead)
+        parts = _split_gaps(_require_text(text))
+        for index, part in enumerate(parts):
+            if isinstance(part, int):
+                tokens += [0] * part
+                given += [False] * part
+                continue
+            before_gap = index + 1 < len(parts)
+            shown = part.removesuffix(" ") if before_gap and self._space_leads else part
+            ids = self._encode(shown, "the text", opening=index == 0) if shown else []
+            tokens += ids
+            given += [True] * len(ids)
+        if all(given):
+            raise ValueError("the text has no gap; write [[6]] where six tokens are missing")
+        return Request(tokens=tuple(tokens), given=tuple(given), lead=len(lead))
+
+    def damaged(
+        self, text: str | Sequence[int], damaged: Damage | None = None, *, begin: Begin = "document"
+    ) -> Request:
+        """A text to repair: at the damaged places, or blind, where every token may change."""
+        lead = self._lead(begin)
+        tokens = self._encode(text, "the text", opening=True) if isinstance(text, str) else self._check(text)
+        if damaged is None:
+            marked = [False] * len(tokens)
+            given = [True] * len(lead) + [False] * len(tokens)
+        else:
+            marked = self._mark(tokens, damaged)
+            given = [True] * len(lead) + [not mark for mark in marked]
+        return Request(
+            tokens=(*lead, *tokens),
+            given=tuple(given),
+            marked=(*[False] * len(lead), *marked),
+            lead=len(lead),
+            draft=damaged is None,
+        )
+
+    def _lead(self, begin: Begin) -> list[int]:
+        """What stands at position 0: BOS, as in training, or the end of the document before."""
+        if begin not in get_args(Begin):
+            raise ValueError(f"begin is {begin!r}; allowed are {', '.join(get_args(Begin))}")
+        if begin == "anywhere" and self.needs_bos:
+            raise ValueError("begin is 'anywhere', but this model always has its first token given; leave it out")
+        if begin == "anywhere":
+            return []
+        return [self.tokenizer.eos_id if self.bos_id is None else self.bos_id]
+
+    def _encode(self, text: str, what: str, *, opening: bool) -> list[int]:
+        _require_text(text, what)
+        if self.tokenizer.eos in text:
+            raise ValueError(f"{what} holds {self.tokenizer.eos}, which ends a document; cut it there, or take it out")
+        return self.tokenizer.encode(text) if opening else self._encode_inside(text)
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """The tokens of a text that follows another one, without the space that some tokenizers put before a text."""
+        if self.tokenizer.continuation(" x") == " x":
+            return self.tokenizer.encode(text)
+        if text.startswith(" "):
+            return self.tokenizer.encode(self.tokenizer.continuation(text))
+        line, whole = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
+        return whole[len(line) :] if whole[: len(line)] == line else self.tokenizer.encode(text)
+
+    def _check(self, tokens: Sequence[int]) -> list[int]:
+        if not tokens:
+            raise ValueError("the text is empty; give at least one word")
+        self.tokenizer.decode(tokens)  # raises for what is no token
+        return [int(token) for token in tokens]
+
+    def _mark(self, tokens: Sequence[int], damaged: Damage) -> list[bool]:
+        places = list(damaged)
+        if places and all(isinstance(place, bool) for place in places):
+            if len(places) != len(tokens):
+                raise ValueError(f"damaged has {len(places)} marks for {len(tokens)} tokens; give one a token")
+            marked = [bool(place) for place in places]
+        elif all(isinstance(place, int) for place in places):
+            marked = self._mark_positions(len(tokens), [int(place) for place in places])  # type: ignore[call-overload]
+        else:
+            marked = self._mark_spans(tokens, places)  # type: ignore[arg-type]
+        if not any(marked):
+            raise ValueError("damaged names no token; leave it out to let every token change")
+        return marked
+
+    def _mark_positions(self, num_tokens: int, positions: Sequence[int]) -> list[bool]:
+        if wrong := [place for place in positions if not 0 <= place < num_tokens]:
+            raise ValueError(f"damaged has token position {wrong[0]}; allowed are 0 .. {num_tokens - 1}")
+        return [place in positions for place in range(num_tokens)]
+
+    def _mark_spans(self, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
+        pieces = pieces_of(self.tokenizer, tokens)
+        size = sum(map(len, pieces))
+        for span in spans:
+            if len(span) != 2 or not 0 <= span[0] < span[1] <= size:
+                raise ValueError(f"damaged has the span {span}; allowed are 0 <= begin < end <= {size} characters")
+        marked, at = [], 0
+        for piece in pieces:
+            marked.append(any(begin < at + len(piece) and at < end for begin, end in spans))
+            at += len(piece)
+        return marked
+
+
+def _require_text(text: str, what: str = "the text") -> str:
+    if not text:
+        raise ValueError(f"{what} is empty; write something, or leave it out")
+    return text
+
+
+def _split_gaps(text: str) -> list[str | int]:
+    """Text and sizes of gaps in turn, a text first and last."""
+    parts: list[str | int] = []
+    words, at = "", 0
+    for match in _GAP.finditer(text):
+        words, at = words + text[at : match.start()], match.end()
+        if match[0].startswith("\\"):
+            words += "[["
+        elif match[1] is None or not 1 <= len(match[1]) <= 6 or int(match[1]) < 1:
+            raise ValueError(
+                rf"the text has [[ at character {match.start()}, which opens no gap; write [[6]] for a gap of six "
+                r"tokens, or \[[ for the two characters"
+            )
+        else:
+            parts += [words, int(match[1])]
+            words = ""
+    return [*parts, words + text[at:]]

@@ -1,0 +1,235 @@
+"""What is measured of a set of samples: every number with its interval, and the guard's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsdfm.measure.collapse import TOLERANCE, leave_band
+from fsdfm.measure.copying import Copying, find_copies
+from fsdfm.measure.judges import Judge, Scores
+from fsdfm.measure.mauve import Features, compute_mauve
+from fsdfm.measure.metrics import distinct_n, duplicates, repetition, self_bleu, unigram_entropy_bits
+from fsdfm.measure.results import Measured
+from fsdfm.measure.rows import Piece, Reader, TokenRows, score_pieces, shuffle_pieces
+from fsdfm.measure.sampling import Drawn
+from fsdfm.measure.statistics import (
+    Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    jackknife,
+    sequence_perplexity,
+    token_perplexity,
+)
+from fsdfm.runtime import ALONE, Processes
+
+__all__ = ["METRICS", "MetricSuite", "Tell"]
+
+METRICS = ("perplexity", "diversity", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound")
+"""What can be chosen. Entropy and distinct-n are always measured: the guard needs them."""
+
+Tell = Callable[[str, int, int], None]
+"""Hears what is being done, how much of it is done, and how much there is."""
+
+_ROWS_AT_ONCE = 32  # rows judged together: fixed, since a judge's last digits may move with its batch
+_ORDERS = (1, 2, 4)  # of distinct-n
+_FEWEST = 3  # samples for a statistic that compares samples and leaves some out
+
+_R = TypeVar("_R")
+_Arrays = Sequence[npt.NDArray[np.integer]]
+
+
+@dataclass(frozen=True)
+class MetricSuite:
+    """Measures sets of samples of equal length.
+
+    real       held-out rows, as many as there are samples or fewer; the guard's band and MAUVE's reference
+    training   the tokens of the training text, for copying; only the first process needs it
+    features   text to vectors, for MAUVE
+    processes  share what a network reads and what is left out in turn; all of them get every number
+    """
+
+    reader: Reader
+    metrics: Collection[str]
+    judge: Judge | None = None
+    real: TokenRows | None = None
+    training: npt.NDArray[Any] | None = None
+    features: Features | None = None
+    seed: int = 0
+    tell: Tell = field(default=lambda *_: None)
+    processes: Processes = ALONE
+
+    # --- one set ------------------------------------------------------------------------------------------------------
+
+    def texts(self, drawn: Drawn, name: str, *, light: bool = False) -> dict[str, Measured]:
+        """What the texts say by themselves; `light`: perplexity, entropy and distinct-n only."""
+        found: dict[str, Measured] = {}
+        if "perplexity" in self.metrics:
+            found |= self.perplexities(self.score(drawn.tokens, name))
+        found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
+        if light:
+            return found
+        if "diversity" in self.metrics:
+            found |= self._diversity(drawn.tokens)
+        if "copying" in self.metrics:
+            found |= self._copying(drawn.tokens)
+        if "trajectory" in self.metrics and "logits" in drawn.columns:
+            found["model_entropy_bits"] = self.ratio(drawn, "bits", "logits")
+            found["jumps_per_token"] = self.ratio(drawn, "jumps", "free")
+        return found
+
+    def watched(self, rows: TokenRows) -> dict[str, Interval]:
+        """What the guard watches: entropy and distinct-n."""
+        tokens = self._arrays(rows)
+        entropies = [unigram_entropy_bits(row) for row in tokens]
+        found = {"entropy_bits": bootstrap_mean(entropies, seed=self.seed)}
+        for n in _ORDERS:
+            found[f"distinct_{n}"] = self._jackknife(partial(distinct_n, n=n), tokens)
+        return found
+
+    def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
+        """How the samples leave the band of real text, in words; as many samples as real rows are compared."""
+        if self.real is None:
+            return ()
+        band = {name: Interval(m.value, m.low, m.high) for name, m in real.items() if name in TOLERANCE}
+        measured = {name: found.value for name, found in self.watched(rows[: len(self.real)]).items()}
+        told = []
+        for flag in leave_band(measured, band):
+            kind, (low, high) = "collapse" if flag.side == "below" else "noise", flag.band
+            told.append(f"{kind}: {flag.metric} {flag.side} real text's {low:.3g} .. {high:.3g}")
+        return tuple(told)
+
+    def entropy_bits(self, rows: TokenRows) -> float:
+        """The mean unigram entropy of the samples, to the last digit the same on every process: it decides."""
+        return self.processes.on_rank0(
+            lambda: float(np.mean([unigram_entropy_bits(row) for row in self._arrays(rows)]))
+        )
+
+    def ratio(self, drawn: Drawn, top: str, bottom: str) -> Measured:
+        """The ratio of two columns' sums."""
+        a, b = (torch.from_numpy(drawn.columns[name]) for name in (top, bottom))
+        return _measured(_safe_ratio(a, b, self.seed))
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+
+    def score(self, rows: TokenRows, name: str, *, border: int = 0) -> Scores:
+        """The judge's word on rows, from `border` on, given what stands before it."""
+        return self._score(rows, name, lambda some, first: self.reader.pieces(some, border=border, first=first))
+
+    def score_shuffled(self, rows: TokenRows, name: str) -> Scores:
+        """The judge's word on rows whose documents have their words shuffled."""
+
+        def read(some: TokenRows, first: int) -> list[Piece]:
+            return shuffle_pieces(self.reader.pieces(some, first=first), seed=self.seed)
+
+        return self._score(rows, name, read)
+
+    def _score(self, rows: TokenRows, name: str, read: Callable[[TokenRows, int], list[Piece]]) -> Scores:
+        judge = self.judge
+        assert judge is not None
+        parts = self._by_parts(
+            rows,
+            f"{name}: {judge.name} reads",
+            lambda some, first: score_pieces(judge, read(some, first), len(some), first=first),
+        )
+        return _join(parts)
+
+    def perplexities(self, scores: Scores, prefix: str = "") -> dict[str, Measured]:
+        """Token-level and sequence-mean perplexity; not a number where no sample holds a word."""
+        if not int(scores.num_tokens.sum()):
+            nothing = Measured(float("nan"))
+            return {f"{prefix}token_perplexity": nothing, f"{prefix}perplexity": nothing}
+        return {
+            f"{prefix}token_perplexity": _measured(token_perplexity(scores, seed=self.seed)),
+            f"{prefix}perplexity": _measured(sequence_perplexity(scores, seed=self.seed)),
+        }
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _arrays(self, rows: TokenRows) -> _Arrays:
+        """The rows without what is given in front."""
+        return list(rows[:, self.reader.lead :])
+
+    def _by_parts(self, rows: TokenRows, name: str, function: Callable[[TokenRows, int], _R]) -> list[_R]:
+        """A function of some rows and the index of their first, for all rows, by all processes."""
+        parts: list[_R] = []
+        self.tell(name, 0, len(rows))
+        for found in self.processes.rounds(
+            lambda first: function(rows[first : first + _ROWS_AT_ONCE], first), range(0, len(rows), _ROWS_AT_ONCE)
+        ):
+            parts += found
+            self.tell(name, min(len(parts) * _ROWS_AT_ONCE, len(rows)), len(rows))
+        return parts
+
+    def _jackknife(self, statistic: Callable[[_Arrays], float], tokens: _Arrays) -> Interval:
+        return _share(jackknife(statistic, tokens, processes=self.processes))
+
+    def _diversity(self, rows: TokenRows) -> dict[str, Measured]:
+        tokens = self._arrays(rows)
+        repeated = bootstrap_mean([repetition(row) for row in tokens], seed=self.seed)
+        found = {"repetition": _measured(repeated)}
+        if len(tokens) >= _FEWEST:
+            found["self_bleu"] = _measured(self._jackknife(lambda part: float(self_bleu(part).mean()), tokens))
+            found["duplicates"] = _measured(self._jackknife(duplicates, tokens))
+        return found
+
+    def _copying(self, rows: TokenRows) -> dict[str, Measured]:
+        copies = self.processes.on_rank0(lambda: self._find_copies(rows))
+        share = _safe_ratio(torch.from_numpy(copies.copied), torch.from_numpy(copies.num_ngrams), self.seed)
+        longest = bootstrap_mean(torch.from_numpy(copies.longest), seed=self.seed)
+        facts = {"max": int(copies.longest.max())}
+        return {
+            "copied_8grams": _measured(share),
+            "longest_copy": Measured(longest.value, longest.low, longest.high, facts),
+        }
+
+    def _find_copies(self, rows: TokenRows) -> Copying:
+        assert self.training is not None
+        return find_copies(self._arrays(rows), self.training)
+
+    def mauve(self, rows: TokenRows, name: str) -> dict[str, Measured]:
+        """MAUVE against the real rows; its ends are the smallest and the largest over seeds of k-means."""
+        real = self._reference
+        if real is None or len(rows) < 2:
+            return {}
+        features = self._embed(rows, name)
+        result = self.processes.on_rank0(lambda: compute_mauve(real, features))
+        facts = {"n": list(result.num_texts), "seeds": len(result.seeds), "buckets": result.num_buckets}
+        return {"mauve": Measured(result.mean, result.low, result.high, facts)}
+
+    @cached_property
+    def _reference(self) -> npt.NDArray[np.float32] | None:
+        return None if self.real is None or len(self.real) < 2 else self._embed(self.real, "real text")
+
+    def _embed(self, rows: TokenRows, name: str) -> npt.NDArray[np.float32]:
+        features, text = self.features, self.reader.text
+        assert features is not None
+        parts = self._by_parts(rows, f"{name}: MAUVE", lambda some, _: features([text(row) for row in some.tolist()]))
+        return np.concatenate(parts)
+
+
+def _join(parts: Sequence[Scores]) -> Scores:
+    return Scores(torch.cat([part.nll for part in parts]), torch.cat([part.num_tokens for part in parts]))
+
+
+def _safe_ratio(top: Tensor, bottom: Tensor, seed: int) -> Interval:
+    """The bootstrapped ratio of sums; not a number where there is nothing to divide by."""
+    if not float(bottom.sum()):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    return bootstrap_ratio(top, bottom, seed=seed)
+
+
+def _share(interval: Interval) -> Interval:
+    """The interval of a share, which is never below 0 nor above 1."""
+    return Interval(interval.value, max(0.0, interval.low), min(1.0, interval.high))
+
+
+def _measured(interval: Interval) -> Measured:
+    return Measured(interval.value, interval.low, interval.high)

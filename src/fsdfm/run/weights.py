@@ -1,0 +1,197 @@
+"""Where the weights of a run come from: fresh, a parent, an autoregressive model; and where they go to be shared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from fsdfm import data, flow
+from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
+from fsdfm.config import DataConfig, ModelSection, ObjectiveConfig, Recipe
+from fsdfm.model import DiT, ModelConfig
+from fsdfm.run.build import make_objective, make_path
+from fsdfm.run.corpora import corpus_folder, prepare_corpus
+
+__all__ = ["check", "convert", "export", "model_config", "start"]
+
+_SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
+
+
+def check(recipe: Recipe) -> None:
+    """Raise for what can be told without text and weights, before hours are spent on making tokens."""
+    section = recipe.model
+    chosen = [name for name in ("preset", "parent", "llama2c") if getattr(section, name) is not None]
+    if len(chosen) != 1:
+        found = " and ".join(f"model.{name}" for name in chosen) or "none of them"
+        raise ValueError(f"a model starts from model.preset, model.parent or model.llama2c; the recipe has {found}")
+    sizes = [name for name in _SIZES if getattr(section, name) is not None]
+    if section.preset is None and sizes:
+        raise ValueError(f"model.{sizes[0]} is set, but model.{chosen[0]} decides it; leave it out")
+    if section.preset is not None:
+        model_config(recipe, vocab_size=2)
+        if recipe.data.pairs is not None or recipe.data.step_pairs:
+            raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
+    make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    if section.transition_rank is not None and section.transition_rank < 0:
+        raise ValueError(
+            f"model.transition_rank is {section.transition_rank}; allowed are whole numbers >= 0, 64 for example"
+        )
+    if section.transition_rank:
+        _check_joint(recipe.objective)
+
+
+def _check_joint(objective: ObjectiveConfig) -> None:
+    """Raise unless a model with a joint posterior can be trained so."""
+    if objective.loss != "cross-entropy":
+        raise ValueError(
+            f'objective.loss is "{objective.loss}", but a model with a joint posterior is trained on its likelihood; '
+            'set it to "cross-entropy"'
+        )
+    if objective.kind == "fewstep" and objective.path_below_h <= 1:
+        raise ValueError(
+            f"objective.path_below_h is {objective.path_below_h}, so that large steps would learn from a teacher, "
+            "which knows of no joint posterior; set it to 2, or start from a model without one"
+        )
+
+
+def start(recipe: Recipe, out: Path) -> Checkpoint:
+    """The model of a new run."""
+    if recipe.model.preset is not None:
+        bundle = _fresh(recipe, corpus_folder(recipe, out))
+    else:
+        bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.transition_rank is not None:
+        bundle = _linked(recipe, bundle, out)
+    if bundle.model.config.transition_rank:
+        _check_joint(recipe.objective)  # a parent may bring its own
+    return bundle
+
+
+def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
+    """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
+    rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
+    assert rank is not None
+    if found not in (0, rank):
+        raise ValueError(
+            f"model.transition_rank is {rank}, but the parent has transitions of rank {found}; leave it out"
+        )
+    if found == rank:
+        return bundle
+    corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
+    counts = corpus.count_followers(bundle.path.source.vocab_size)
+    return replace(bundle, model=bundle.model.with_transitions(*flow.pmi_transitions(counts, rank)))
+
+
+def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:
+    corpus = prepare_corpus(recipe.data, folder)
+    path = make_path(recipe.flow, corpus.header.vocab_size)
+    model = DiT(model_config(recipe, path.source.vocab_size), seed=recipe.train.seed)
+    return _bundle(recipe, model, path, tokenizer=corpus.tokenizer)
+
+
+def model_config(recipe: Recipe, vocab_size: int) -> ModelConfig:
+    """The network of a recipe with a preset: the preset, what the recipe changes, and the objective's conditioning."""
+    section = recipe.model
+    assert section.preset is not None
+    changes = {name: getattr(section, name) for name in (*_SIZES, "dropout") if getattr(section, name) is not None}
+    conditioning = "step" if recipe.objective.kind == "fewstep" else "time"
+    return ModelConfig.preset(section.preset, **changes, vocab_size=vocab_size, conditioning=conditioning)
+
+
+def _child(recipe: Recipe) -> Checkpoint:
+    assert recipe.model.parent is not None
+    try:
+        parent = load_model(recipe.model.parent)
+    except ValueError as error:
+        raise ValueError(f"model.parent: {error}") from error
+    if recipe.data.tokenizer is not None and not recipe.data.tokenizer.startswith("bpe:"):
+        named = data.make_tokenizer(recipe.data.tokenizer)
+        if named.hash != parent.tokenizer.hash:
+            raise ValueError(
+                f"data.tokenizer {recipe.data.tokenizer!r} has {named.vocab_size} tokens and is not the parent's, "
+                f"which has {parent.tokenizer.vocab_size}; leave it out to use the parent's"
+            )
+    path = make_path(recipe.flow, parent.tokenizer.vocab_size)
+    if (path.source, path.schedule) != (parent.path.source, parent.path.schedule):
+        raise ValueError(
+            f"the recipe's flow is {path.source} with {path.schedule}, the parent's {parent.path.source} with "
+            f"{parent.path.schedule}; make [flow] what the parent was trained with"
+        )
+    model = _adapted(parent.model, recipe)
+    return _bundle(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id)
+
+
+def _converted(recipe: Recipe) -> Checkpoint:
+    start = _from_llama2c(recipe.model, recipe.data, recipe.train.seed)
+    path = make_path(recipe.flow, start.tokenizer.vocab_size)
+    if path.source.vocab_size != start.model.config.vocab_size:
+        raise ValueError(f"flow.source is {recipe.flow.source!r}; a converted model has no mask token: use uniform")
+    model = _adapted(start.model, recipe)
+    return _bundle(recipe, model, path, tokenizer=start.tokenizer, bos_id=start.bos_id)
+
+
+def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Checkpoint:
+    """The denoiser of a llama2.c checkpoint over the tokens that the inputs use; without inputs over all of them."""
+    assert section.llama2c is not None
+    for file in filter(None, (section.llama2c, section.llama2c_tokenizer)):
+        if not Path(file).is_file():
+            raise ValueError(f"{file} is not a file; name a llama2.c checkpoint and its tokenizer.bin")
+    texts = None
+    if config.inputs:
+        texts = data.texts(
+            data.open_documents(config.inputs, config.separator, config.field, max_documents=config.max_documents)
+        )
+    parts = convert_llama2c(section.llama2c, section.llama2c_tokenizer, texts, min_count=section.min_count, seed=seed)
+    tokenizer = data.Tokenizer(parts.tokenizer.to_str(), parts.tokenizer.id_to_token(parts.eos_id))
+    path = flow.MixturePath(flow.UniformSource(len(parts.kept)))
+    length = parts.causal.config.max_length
+    facts = {"converted_from": Path(section.llama2c).name}
+    return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
+
+
+def _adapted(model: DiT, recipe: Recipe) -> DiT:
+    """The parent's network with the recipe's dropout, and aware of h where the objective needs it."""
+    if recipe.model.dropout is not None and recipe.model.dropout != model.config.dropout:
+        other = DiT(replace(model.config, dropout=recipe.model.dropout))
+        other.load_state_dict(model.state_dict())
+        model = other
+    if recipe.objective.kind == "fewstep" and not model.config.is_step_aware:
+        model = model.step_aware(seed=recipe.train.seed)
+    return model
+
+
+def _bundle(
+    recipe: Recipe, model: DiT, path: flow.MixturePath, *, tokenizer: data.Tokenizer, bos_id: int | None = None
+) -> Checkpoint:
+    budgets = None
+    if model.config.is_step_aware:
+        budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
+    section = recipe.data
+    pairs = [] if section.pairs is None else [section.pairs]
+    names = {"pairs": [*pairs, *section.step_pairs]}
+    if section.pairs is None or section.text_share:
+        names["inputs"] = [*section.inputs]
+    text = {kind: [_public_name(name) for name in found] for kind, found in names.items() if found}
+    facts = {"objective": asdict(recipe.objective), "data": text}
+    return Checkpoint(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
+
+
+def _public_name(name: str) -> str:
+    """An input as a model card names it: what the hub and we call it, of a file its name without the folders."""
+    return name if name.startswith(("hf:", "builtin:")) else Path(name).name
+
+
+def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
+    """Make a checkpoint folder of a llama2.c checkpoint, to be used or named as `model.parent`."""
+    bundle = _from_llama2c(section, config, seed=0)
+    save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
+    return bundle
+
+
+def export(checkpoint: str | Path, out: str | Path, *, half: bool = False) -> Checkpoint:
+    """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else."""
+    bundle = load_model(checkpoint)
+    save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
+    return bundle

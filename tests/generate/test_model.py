@@ -1,0 +1,325 @@
+import itertools
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fsdfm
+from fsdfm.checkpoint import save_model
+from fsdfm.flow import RULES, Grid, Independent, MixturePath, PolynomialSchedule, sample
+from fsdfm.generate import LanguageModel, SamplerConfig
+from fsdfm.generate.invariant import BatchInvariant
+from fsdfm.generate.run import cut_blocks
+from fsdfm.noise import Noise
+from fsdfm.runtime import Runtime, RuntimeConfig
+from tiny_models import BYTES, SOURCES, known_bundle, random_bundle, wants
+
+PROMPTS = ["a", "two words", "a longer prompt than that", "é"]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel(random_bundle())
+
+
+@pytest.mark.parametrize("jump", RULES)
+def test_the_batch_changes_no_token(lm, jump):
+    together = lm.generate(PROMPTS, num=3, steps=4, jump=jump)
+    alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=3, steps=4, jump=jump)]
+    last = lm.run([lm.encoder.continuation("é", None).copies(3)[2]], steps=4, jump=jump)[0]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert last.tokens == together[-1].tokens
+    assert len({one.tokens for one in together}) == 12
+
+
+@pytest.mark.parametrize("jump", ["exact", "spaced", "single"])
+def test_the_batch_changes_no_token_of_a_linked_model(jump):
+    linked = LanguageModel(random_bundle(transition_rank=4, bos_id=0))
+    together = linked.generate(PROMPTS, num=2, steps=4, jump=jump, temperature=0.9)
+    alone = [one for prompt in PROMPTS for one in linked.generate(prompt, num=2, steps=4, jump=jump, temperature=0.9)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert len({one.tokens for one in together}) == 8
+    for prompt, one in zip(PROMPTS, together[::2], strict=True):
+        assert one.text.startswith(prompt)
+    repaired = linked.repair("some daamged text", steps=2)
+    assert len(repaired.tokens) == len("some daamged text")
+
+
+def test_links_survive_the_disk(tmp_path):
+    bundle = random_bundle(transition_rank=4)
+    save_model(tmp_path / "linked", bundle)
+    again = fsdfm.load(tmp_path / "linked")
+    assert torch.equal(again.bundle.model.joint.right, bundle.model.joint.right)
+    assert again.generate("a", steps=3).tokens == LanguageModel(bundle).generate("a", steps=3).tokens
+    for precision in ("bfloat16", "int8"):
+        narrow = fsdfm.load(tmp_path / "linked", precision=precision)
+        assert narrow.generate("a", steps=3).text.startswith("a")
+
+
+def test_a_model_advises_how_to_sample_it():
+    bundle = random_bundle()
+    advised = LanguageModel(
+        replace(bundle, facts={"sampling": {"jump": "spaced", "temperature": {"1": 0.9, "8": 0.5}}})
+    )
+    plain = LanguageModel(bundle)
+    for steps, temperature in ((1, 0.9), (2, 0.9), (4, 0.5), (64, 0.5)):
+        used = advised.settings(steps=steps)
+        assert (used.temperature, used.jump) == (temperature, "spaced")
+    told = {"steps": 8, "temperature": 0.5, "jump": "spaced"}
+    assert advised.generate("a", steps=8).tokens == plain.generate("a", **told).tokens
+    assert advised.generate("a", steps=8).tokens != plain.generate("a", steps=8).tokens
+    assert advised.generate("a", steps=8, temperature=1.0, jump="exact").tokens == plain.generate("a", steps=8).tokens
+    assert advised.settings(final_temperature=0.3).temperature is None
+    for bad in ({"temperature": 3}, {"temperature": {"8": "hot"}}, {"jump": "high"}, {"temperature": {"0": 1.0}}):
+        broken = LanguageModel(replace(bundle, facts={"sampling": bad}))
+        with pytest.raises(ValueError, match="the model's advice on sampling cannot be used"):
+            broken.generate("a", steps=2)
+
+
+def test_ragged_requests_come_back_in_their_order(lm):
+    asked = [lm.encoder.gaps("a[[3]]b"), lm.encoder.continuation("ab", None), lm.encoder.gaps("xyz[[9]]")]
+    together = lm.run(asked, steps=3)
+    assert [one.tokens for one in together] == [lm.run([each], steps=3)[0].tokens for each in asked]
+
+
+@pytest.mark.parametrize("budgets", [None, (1, 2, 4)])
+def test_the_arithmetic_of_a_row_does_not_know_the_batch(budgets):
+    network = BatchInvariant(random_bundle(budgets=budgets).model, Runtime(RuntimeConfig(device="cpu")))
+    x_t = torch.randint(0, 257, (5, 21), generator=torch.Generator().manual_seed(0))
+    t, h = torch.linspace(0, 0.9, 5, dtype=torch.float64), torch.full((5,), 0.25, dtype=torch.float64)
+    features = network.trunk(x_t, t, h)
+    for row in range(5):
+        assert torch.equal(network.trunk(x_t[row : row + 1], t[row : row + 1], h[row : row + 1])[0], features[row])
+    rows = torch.arange(0, 105, 2)  # some of every sample
+    together = torch.cat([tile for _, tile, _ in Independent.of_features(features, network).marginals(rows)])
+    for row in range(5):
+        own = rows[rows // 21 == row] - 21 * row
+        alone = [tile for _, tile, _ in Independent.of_features(features[row : row + 1], network).marginals(own)]
+        assert torch.equal(torch.cat(alone), together[rows // 21 == row])
+
+
+def test_the_features_of_a_sample_do_not_know_the_batch():
+    model = random_bundle().model
+    network = BatchInvariant(model, Runtime(RuntimeConfig(device="cpu")))
+    x_t = torch.randint(0, 257, (3, 21), generator=torch.Generator().manual_seed(0))
+    t, h = torch.linspace(0, 0.9, 3, dtype=torch.float64), torch.full((3,), 0.25, dtype=torch.float64)
+    rows = torch.tensor([0, 5, 20, 45, 62])  # none of the second sample
+    together = network.features_at(x_t, t, h, rows=rows)
+    torch.testing.assert_close(together, network.trunk(x_t, t, h).flatten(0, 1)[rows])
+    alone = network.features_at(x_t[2:], t[2:], h[2:], rows=rows[3:] - 42)
+    assert torch.equal(together[3:], alone)
+
+
+def test_a_sample_with_nothing_to_draw_is_not_computed(monkeypatch):
+    bundle = random_bundle()
+    network, path = BatchInvariant(bundle.model, Runtime(RuntimeConfig(device="cpu"))), bundle.path
+    noise, calls = Noise(0, range(3)), []
+    x_0 = path.source.sample(noise, 5)
+    plain = sample(bundle.model, path, x_0, grid=Grid.uniform(20), noise=noise)
+    real = bundle.model.features_at
+    monkeypatch.setattr(bundle.model, "features_at", lambda *a, rows: (calls.append(len(rows)), real(*a, rows=rows))[1])
+    assert torch.equal(sample(network, path, x_0, grid=Grid.uniform(20), noise=noise), plain)
+    assert min(calls) > 0
+    assert len(calls) < 45  # of 60
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_rounded_models_write_text_that_does_not_depend_on_the_batch(tmp_path, precision):
+    folder = save_model(tmp_path / "model", random_bundle())
+    lm = fsdfm.load(folder, precision=precision)
+    assert lm.bundle.model.precision == precision
+    assert not lm.runtime.bfloat16  # nobody else rounds
+    together = lm.generate(PROMPTS, num=2, steps=4)
+    alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=2, steps=4)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    with pytest.raises(ValueError, match="on a GPU use bfloat16"):
+        fsdfm.load(folder, precision="int8", device="cuda")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("bos_id", [None, 256, 3])
+def test_what_is_given_stands_and_no_mask_is_left(source, bos_id):
+    lm = LanguageModel(random_bundle(source=source, bos_id=bos_id))
+    result = lm.generate("Once", suffix="end.", steps=3, keep_states=True)
+    assert result.text.startswith("Once")
+    assert result.text.endswith("end.")
+    assert len(result.tokens) == 31
+    assert max(result.tokens) < 256  # no mask, no end of a document, no beginning of one
+    assert "".join(result.pieces) == result.text
+    filled = lm.infill("ab[[4]]cd[[1]]e", steps=3)
+    assert [filled.tokens[i] for i in (0, 1, 6, 7, 9)] == [*b"abcde"]
+    assert all((change == 0) == fixed for change, fixed in zip(filled.last_changed, filled.given, strict=True))
+
+
+def test_states_tell_how_the_text_came_about(lm):
+    result = lm.generate("ab", steps=5, keep_states=True)
+    assert [state.step for state in result.states] == [0, 1, 2, 3, 4, 5]
+    last = [0] * len(result.states[0].tokens)
+    for before, after in zip(result.states, result.states[1:], strict=False):
+        assert after.changed == tuple(a != b for a, b in zip(before.tokens, after.tokens, strict=True))
+        assert result.changes[after.step - 1] == sum(after.changed)
+        last = [after.step if moved else old for moved, old in zip(after.changed, last, strict=True)]
+    size = len(result.tokens)
+    assert tuple(last[:size]) == result.last_changed
+    assert result.states[-1].tokens[:size] == result.tokens
+    assert result.states[-1].t == 1
+    record = result.to_json()
+    assert record["states"][5]["text"] == result.states[5].text
+    assert "states" not in lm.generate("ab", steps=2).to_json()
+
+
+def test_a_stream_is_the_same_text(lm):
+    stream = lm.stream("ab", steps=3)
+    texts = [state.text for state in stream]
+    whole = lm.generate("ab", steps=3, keep_states=True)
+    assert texts == [state.text for state in whole.states]
+    assert stream.result.tokens == whole.tokens
+    filled = lm.stream(lm.encoder.gaps("x[[5]]"), steps=2).result
+    assert filled.tokens == lm.infill("x[[5]]", steps=2).tokens
+
+
+@pytest.mark.parametrize(
+    ("exponent", "start", "expected"), [(1, None, 0.25), (2, None, 0.5), (1, 0.0, 0), (1, 0.6, 0.6)]
+)
+def test_the_model_is_told_the_start_and_h(exponent, start, expected):
+    bundle = known_bundle(wants(65), path=MixturePath(SOURCES["uniform"], PolynomialSchedule(exponent)))
+    result = LanguageModel(bundle).infill("abc[[9]]", steps=4, start=start)  # 3 of 12 tokens are known
+    h = (1 - expected) / 4
+    assert [t for t, _ in bundle.model.told] == pytest.approx([expected + k * h for k in range(4)])
+    assert [size for _, size in bundle.model.told] == pytest.approx([h] * 4)
+    assert result.start == pytest.approx(expected)
+    assert result.calls == 4
+
+
+def test_nothing_given_starts_at_zero_and_damage_where_it_is_known():
+    bundle = known_bundle(wants(65))
+    assert LanguageModel(bundle).generate(steps=2).start == 0
+    assert LanguageModel(bundle).repair("0123456789", [1, 2, 3], steps=2).start == pytest.approx(0.7)
+
+
+def test_repair_says_what_it_replaced():
+    lm = LanguageModel(known_bundle(wants(*([65] * 64))))
+    result = lm.repair("xAxA", [0, 1, 2, 3], steps=2)
+    assert (result.text, result.replaced, result.marked) == ("AAAA", (True, False, True, False), (True,) * 4)
+    assert lm.repair("xAxA", [0], steps=2).text == "AAxA"
+
+
+def test_a_text_ends_at_its_end():
+    lm = LanguageModel(known_bundle(wants(256, *b"abc", 256), length=16))
+    result = lm.generate(steps=2)
+    assert (result.text, result.finished, result.calls) == ("abc", True, 2)
+    assert len(result.given) == len(result.pieces) == len(result.last_changed) == 3
+    with pytest.warns(UserWarning, match="3 overlapping blocks"):
+        assert lm.generate(steps=2, length=32).calls == 2  # no further block for a text that has ended
+    assert not lm.infill("a[[4]]", steps=2).finished
+    assert 256 not in lm.infill("a[[4]]", steps=2).tokens
+
+
+@pytest.mark.parametrize("bos_id", [None, 3])
+def test_long_texts_are_written_in_blocks(bos_id):
+    lm = LanguageModel(random_bundle(length=12, bos_id=bos_id))
+    with pytest.warns(UserWarning, match="more than the 12 this model was trained on"):
+        result = lm.generate("abc", suffix="z", length=40, steps=2, keep_states=True)
+    assert result.blocks == len(cut_blocks(40, 12, extra=int(bos_id is not None)))
+    assert result.calls == 2 * result.blocks
+    assert len(result.tokens) == 39
+    assert result.text.startswith("abc")
+    for before, after in zip(result.states, result.states[1:], strict=False):
+        if after.block > before.block:  # what is decided stays
+            assert after.tokens[: len(before.tokens)] == before.tokens
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("size", [2, 3, 12, 13])
+@pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 25, 100])
+def test_blocks_cover_every_position_and_overlap_by_half(length, size, extra):
+    blocks = cut_blocks(length, size, extra=extra)
+    assert sorted({place for block in blocks for place in block}) == list(range(length))
+    assert all(len(block) <= size - extra for block in blocks[1:])
+    for before, after in itertools.pairwise(blocks):
+        assert before.stop - after.start >= (size - extra) // 2
+
+
+def test_step_sizes_out_of_training_warn_and_work():
+    lm = LanguageModel(random_bundle(budgets=(1, 2, 4, 8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm.generate(steps=8)
+        lm.infill("abcd[[4]]", steps=4)  # half is known: h = 1/8
+    for steps, start in ((6, None), (20, None), (8, 0.3)):
+        with pytest.warns(UserWarning, match="this model was trained for 1/1, 1/2, 1/4, 1/8"):
+            assert lm.generate(steps=steps, start=start).calls == steps
+
+
+def test_grids(lm):
+    starts = torch.tensor([0.0, 0.5])
+    square = PolynomialSchedule(2)
+    assert SamplerConfig(steps=2).make_grid(starts, square).times.tolist() == [[0, 0.5, 1], [0.5, 0.75, 1]]
+    assert SamplerConfig(steps=2, grid="kappa").make_grid(starts[:1], square).times[0, 1] == pytest.approx(0.5**0.5)
+    assert SamplerConfig(grid="0,0.8,1").make_grid(starts, square).times.tolist() == [[0, 0.8, 1], [0.5, 0.9, 1]]
+    assert lm.generate(grid=Grid([0.25, 0.5, 1.0])).start == 0.25
+    assert lm.generate(grid="0,0.8,1").calls == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0; allowed are whole numbers 1 <= steps <= 8192"),
+        ({"steps": 10**6}, "steps is 1000000; allowed"),
+        ({"start": 1.0}, "start is 1.0"),
+        ({"jump": "exakt"}, "allowed are exact, single"),
+        ({"grid": "cosine"}, "grid is 'cosine'; allowed are uniform, kappa, or times"),
+        ({"grid": "0,2"}, "end at exactly 1.0"),
+        ({"grid": "0,1", "steps": 3}, "leave steps out"),
+        ({"grid": "0.5,1", "start": 0.1}, "leave one of them out"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_settings(lm, options, message):
+    with pytest.raises(ValueError, match=message):
+        lm.generate(**options)
+
+
+def test_too_long_a_text_is_refused():
+    lm = LanguageModel(random_bundle(length=4))
+    with pytest.raises(ValueError, match="at most 514 are possible"):
+        lm.generate(length=10_000)
+
+
+def test_corruption_and_recovery(lm):
+    text = "a text of some length"
+    corruption = lm.corrupt(text, 0.5, seed=4)
+    assert sum(corruption.damaged) == round(len(text) / 2)
+    wrong = [a != b for a, b in zip(corruption.tokens, BYTES.encode(text), strict=True)]
+    assert tuple(wrong) == corruption.damaged
+    assert corruption.recovered(BYTES.encode(text)) == 1
+    assert corruption.recovered(corruption.tokens) == 0
+    with pytest.raises(ValueError, match="share is 0"):
+        lm.corrupt(text, 0.0)
+
+
+def test_load(tmp_path):
+    bundle = random_bundle()
+    save_model(tmp_path / "model", bundle)
+    loaded = fsdfm.load(tmp_path / "model", device="cpu")
+    assert loaded.generate("ab", steps=2).tokens == LanguageModel(bundle).generate("ab", steps=2).tokens
+    assert loaded.pieces("ab") == ("a", "b")
+    with pytest.raises(ValueError, match="is not a folder"):
+        fsdfm.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        fsdfm.load(tmp_path / "empty")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer.json is missing"):
+        fsdfm.load(tmp_path / "model")
+
+
+def test_spoilt_weights_are_refused():
+    bundle = random_bundle()
+    with torch.no_grad():
+        bundle.model.blocks[1].mlp.out.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="blocks.1.mlp.out.weight hold NaN"):
+        LanguageModel(bundle)
