@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import OutOption, SeedOption, console
+from fsdfm.terminal import say
 
 __all__ = ["card", "checkerboard", "demo", "truth"]
 
@@ -24,7 +25,7 @@ def demo(
 
     index, story = write_demo(out, long=long, stored=stored)
     console.print(story.to_rich())
-    console.print(f"\nlook at {index}; beside it: the pictures", highlight=False, soft_wrap=True)
+    say(console, f"\nlook at {index}; beside it: the pictures")
 
 
 def card(
@@ -34,7 +35,7 @@ def card(
     """Write what was measured into a model's card, its README.md; the rest of the card is left as it is."""
     from fsdfm.demo import write_card
 
-    console.print(f"{write_card(model, results)}: measured part written", highlight=False, soft_wrap=True)
+    say(console, f"{write_card(model, results)}: measured part written")
 
 
 def checkerboard(
@@ -48,7 +49,7 @@ def checkerboard(
     from fsdfm.studies.checkerboard import run_checkerboard
 
     numbers = run_checkerboard(out, seed=seed, samples=samples, frames=frames, train_steps=train_steps)
-    console.print(f"{len(numbers.outcomes)} settings measured; look at {out}/captions.md and the pictures beside it.")
+    say(console, f"{len(numbers.outcomes)} settings measured; look at {out}/captions.md and the pictures beside it.")
 
 
 def truth(
@@ -60,4 +61,4 @@ def truth(
     from fsdfm.studies.truth import run_truth
 
     run_truth(out, full=full, seeds=seeds)
-    console.print(f"look at {out}/truth.md and {out}/truth.png")
+    say(console, f"look at {out}/truth.md and {out}/truth.png")

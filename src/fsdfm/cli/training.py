@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import OutOption, SeedOption, console
+from fsdfm.terminal import say
 
 __all__ = ["convert", "couple", "export", "import_weights", "prepare", "train"]
 
@@ -23,7 +24,7 @@ def train(
     if not result.speaks:  # another process of the run does
         return
     state = "finished" if result.finished else "stopped and saved; the same command goes on"
-    console.print(f"{result.folder}: {state}, training step {result.training_step}", highlight=False, soft_wrap=True)
+    say(console, f"{result.folder}: {state}, training step {result.training_step}")
 
 
 def prepare(
@@ -43,7 +44,7 @@ def prepare(
         inputs=tuple(inputs), tokenizer=tokenizer, separator=separator, field=field, max_documents=max_documents
     )
     corpus = prepare_corpus(config, out, processes=processes)
-    console.print(f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens")
 
 
 def convert(
@@ -63,7 +64,7 @@ def convert(
     bundle = run_convert(section, DataConfig(inputs=tuple(texts or ()), separator=separator), out, half=half)
     parameters = sum(p.numel() for p in bundle.model.parameters())
     summary = f"{out}: {parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens"
-    console.print(summary, highlight=False, soft_wrap=True)
+    say(console, summary)
 
 
 def import_weights(
@@ -84,11 +85,10 @@ def import_weights(
     kind = cast(WeightsName | None, weights)  # any other word is an error there
     bundle = run_import(file, out, preset=preset, config=config, weights=kind, tokenizer=tokenizer, half=half)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
-    console.print(
+    say(
+        console,
         f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens, {bundle.facts['weights']} "
         f"({bundle.facts['imported']['group']}), {'step-aware' if network.is_step_aware else 'not step-aware'}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -102,7 +102,7 @@ def export(
 
     bundle = run_export(checkpoint, out, half=half)
     parameters = sum(p.numel() for p in bundle.model.parameters())
-    console.print(f"{out}: {parameters:,} parameters", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {parameters:,} parameters")
 
 
 def couple(
@@ -146,4 +146,4 @@ def couple(
         count = make_pairs(parent, out, config, runtime=runtime)
     else:
         count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
-    console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

@@ -13,6 +13,7 @@ import typer
 
 from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption
 from fsdfm.cli.output import Format, Output, plain_warnings, watch
+from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
     from fsdfm.generate import Corruption, Generation, LanguageModel, Request, SamplerOptions
@@ -166,7 +167,7 @@ def _answer(
     first, calls = results[0], sum(result.calls for result in results)
     seconds = max(result.seconds for result in results)
     told = f"{calls} network calls in {seconds:.2f} s, from t = {first.start:.3g}, seed {first.seed}"
-    typer.echo(told if output.file is None else f"{output.file}: {told}", err=True)
+    typer.echo(told if output.file is None else printable(f"{output.file}: {told}"), err=True)
     return results
 
 

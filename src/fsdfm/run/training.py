@@ -24,6 +24,7 @@ from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.validation import Validation, make_validation
 from fsdfm.run.weights import check, start
 from fsdfm.runtime import Runtime, commit, require_strategy, stop_on_signal, versions
+from fsdfm.terminal import say
 
 __all__ = ["Result", "train"]
 
@@ -79,7 +80,7 @@ def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> P
     held.enter_context(lock(out))
     place, problems = recover(out / CHECKPOINTS)
     for problem in problems:
-        console.print(f"warning: {problem}; using {place}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: {problem}; using {place}")
     if place is not None:
         _check_same(out / "recipe.toml", recipe)
     return place

@@ -32,7 +32,7 @@ def writable_folder(name: str | os.PathLike[str]) -> Path:
 def progress(what: str, total: int, console: Console | None = None) -> Iterator[Callable[[str], None]]:
     """A bar of `total` ticks, each of which says what is being done; on standard error unless a console is given."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
