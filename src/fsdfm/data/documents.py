@@ -408,7 +408,7 @@ def _check_pages(path: Path, metadata: Any, field: str) -> None:
             packed, size = column.total_compressed_size, column.total_uncompressed_size
             if column.path_in_schema.split(".")[0] == field and size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
                 raise ValueError(
-                    f"{path}: row group {group} unpacks {packed} bytes to {size}; allowed are {_BOMB_RATIO} times as many"
+                    f"{path}: row group {group} unpacks {packed} bytes to {size}; allowed is {_BOMB_RATIO}-fold"
                 )
 
 
