@@ -6,11 +6,11 @@ import sys
 import torch
 
 from fsdfm.bench.measure import peak_extra_mib
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, UniformSource
-from fsdfm.learn.objective import Batch, FewStepObjective, PathObjective
+from fsdfm.learn import TABLEAUS, FewStepObjective, PathObjective, ShortcutTeacher
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser
-from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
-from fsdfm.learn.trainer import MicroBatch, Trainer, TrainerConfig
+from fsdfm.learn.trainer import Trainer, TrainerConfig
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Noise, Purpose
 from fsdfm.plan import Workload, estimate_memory
@@ -41,7 +41,7 @@ def train(work):
             noise = Noise(0, range(start, start + rows))
             start += rows
             x_1 = noise.integers(Purpose.DATA, work.length, work.model.vocab_size)
-            yield MicroBatch(Batch(x_1, size=work.batch_size), noise.samples, start)
+            yield TrainingBatch(x_1, samples=noise.samples, next_sample=start, size=work.batch_size)
 
     trainer = Trainer(
         model,

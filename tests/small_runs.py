@@ -23,7 +23,7 @@ cond_width = 8
 dropout = 0.2
 [objective]
 kind = "{kind}"
-teacher = "rk2"
+{teacher}
 [optim]
 lr = 1e-2
 warmup = 3
@@ -42,8 +42,9 @@ def write_recipe(folder: Path, *, kind: str = "path", text: str | None = None) -
     """A recipe and its text in a folder; it trains in well under a second."""
     story = "".join(f"The {k} cats sat on {k * k} mats. " for k in range(200)) if text is None else text
     (folder / "text.txt").write_text(story)
+    teacher = 'teacher = { kind = "shortcut", tableau = "rk2" }' if kind == "fewstep" else ""
     recipe = folder / f"{kind}.toml"
-    recipe.write_text(TINY.format(text=folder / "text.txt", corpus=folder / "corpus", kind=kind))
+    recipe.write_text(TINY.format(text=folder / "text.txt", corpus=folder / "corpus", kind=kind, teacher=teacher))
     return recipe
 
 

@@ -1,8 +1,12 @@
-from dataclasses import replace
+import re
+from dataclasses import make_dataclass, replace
 
 import pytest
 
 from fsdfm.config import Recipe, differences, find_recipe, load_recipe, parse, recipe_names, to_toml
+from fsdfm.learn import OBJECTIVES, NoTeacherConfig, PathConfig, ShortcutConfig, register_objective
+from fsdfm.run import make_objective, make_path
+from fsdfm.run.history import read_recipe
 
 NAMES = [
     "paper-1300m-dfm",
@@ -18,6 +22,7 @@ NAMES = [
     "stories-fewstep",
     "stories-linked",
     "stories-paper",
+    "tiny-causal",
     "tiny-dfm",
     "tiny-fewstep",
 ]
@@ -46,8 +51,8 @@ def test_the_papers_numbers(size, batch_size):
     assert (parent.train.steps, parent.train.batch_size, parent.optim.lr) == (1_000_000, 128, 3e-4)
     assert (child.train.steps, child.train.batch_size, child.optim.lr) == (500_000, batch_size, 1e-5)
     assert child.model.parent == parent.out
-    assert (child.objective.teacher, child.objective.weights) == ("rk4", "TB-20")
-    assert child.objective.path_below_h == 2.0**-9
+    assert (child.objective.teacher.tableau, child.objective.weights) == ("rk4", "TB-20")
+    assert child.objective.teacher.from_h == 2.0**-9
     for recipe in (parent, child):
         assert recipe.data.length == 1024
         assert recipe.data.tokenizer == "gpt2"
@@ -92,7 +97,7 @@ def test_overrides():
         ("train.steps", "is not an override; write section.key=value"),
         ("train.steps=0", r"train\.steps is 0; allowed are"),
         ("optim.lr=-1", r"optim\.lr is -1\.0; allowed are"),
-        ("sample.num=0", r"sample\.every is 250, num 0"),
+        ("sample.num=0", r"sample\.every is 250 and num 0"),
         ("data.completely_unheard_of=1", "allowed here are inputs, tokenizer"),
     ],
 )
@@ -123,3 +128,119 @@ def test_differences_are_dotted():
     recipe = load_recipe("tiny-dfm")
     other = replace(recipe, train=replace(recipe.train, seed=5), out="elsewhere")
     assert differences(recipe, other) == {"out": ("runs/tiny-dfm", "elsewhere"), "train.seed": (0, 5)}
+
+
+# --- a key that is not used is an error -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "sentence"),
+    [
+        (
+            "tiny-dfm",
+            "objective.weights=PU",
+            'objective.weights is not used by objective.kind = "path"; remove it, or ',
+        ),
+        ("tiny-dfm", "objective.teacher.tableau=rk2", 'objective.teacher is not used by objective.kind = "path"'),
+        ("tiny-dfm", "objective.kind=pth", "objective.kind is 'pth'; allowed are path, fewstep"),
+        ("tiny-dfm", "objective.kind=ahead", "allowed are path, fewstep"),
+        ("tiny-dfm", "flow.mask_share=0.5", 'mask_share is not used by flow.source = "uniform"; remove it, or set'),
+        ("tiny-dfm", "flow.rate=2.0", 'rate is not used by flow.schedule = "polynomial"'),
+        ("tiny-dfm", "objective=3", "objective is 3; it is a section"),
+        ("tiny-fewstep", "objective.anneal_every=5", 'anneal_every is not used by objective.weights = "TB-20"'),
+        ("tiny-fewstep", "objective.path_below_h=2.0", "it is now objective.teacher.from_h"),
+        ("tiny-fewstep", "objective.jump=single", "it is now objective.teacher.jump"),
+        ("tiny-fewstep", "objective.teacher=rk4", "a tableau such as rk4 is objective.teacher.tableau"),
+        ("tiny-fewstep", "objective.teacher.from_h=2.0", 'objective.teacher = "none" takes the path loss at all'),
+        ("tiny-fewstep", "objective.teacher.weights=PU", "did you mean objective.weights?"),
+        ("stories-coded", "objective.teacher.tableau=rk2", 'is not used by objective.teacher.kind = "none"'),
+    ],
+)
+def test_a_key_that_is_not_used_is_an_error(name, override, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_recipe(name, [override])
+
+
+def test_another_kind_begins_its_section_anew():
+    """What the file said of the old kind goes; what the user says himself must still be used."""
+    path = load_recipe("tiny-fewstep", ["objective.kind=path"]).objective
+    assert path == PathConfig()
+    none = load_recipe("tiny-fewstep", ["objective.teacher=none"]).objective
+    assert none.teacher == NoTeacherConfig()
+    assert load_recipe("tiny-fewstep", ["objective.teacher.kind=none"]).objective == none
+    back = load_recipe("stories-coded", ["objective.teacher.kind=shortcut", "objective.teacher.tableau=rk2"]).objective
+    assert back.teacher == ShortcutConfig(tableau="rk2")
+    assert back.weights == "PU"
+    assert load_recipe("tiny-dfm", ["flow.schedule=cosine"]).flow.exponent is None
+    assert load_recipe("tiny-dfm", ["flow.schedule=exponential"]).flow.rate == 2.0
+    with pytest.raises(ValueError, match='not used by objective.kind = "path"'):
+        load_recipe("tiny-fewstep", ["objective.kind=path", "objective.weights=PU"])
+
+
+def test_other_text_has_a_corpus_of_its_own():
+    assert load_recipe("tiny-dfm").data.corpus == "corpora/pydoc-2048"
+    assert load_recipe("tiny-dfm", ["data.inputs=mine.txt"]).data.corpus is None
+    assert load_recipe("tiny-dfm", ["data.inputs=mine.txt", "data.corpus=corpora/mine"]).data.corpus == "corpora/mine"
+
+
+# --- what others add --------------------------------------------------------------------------------------------------
+
+PLUGIN = """
+from dataclasses import dataclass
+
+from fsdfm.learn import PathObjective, register_objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig:
+    kind: str = "mine-{name}"
+    strength: float = 0.5
+
+
+register_objective("mine-{name}", MineConfig, lambda config, path: PathObjective(path, h=config.strength))
+"""
+
+
+def test_a_recipe_may_name_plugins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_plugin_of_mine.py").write_text(PLUGIN.format(name="a"))
+    (tmp_path / "r.toml").write_text(
+        'plugins = ["a_plugin_of_mine"]\nobjective = { kind = "mine-a", strength = 0.25 }\n'
+    )
+    try:
+        recipe = load_recipe(tmp_path / "r.toml")
+        assert (recipe.objective.kind, recipe.objective.strength) == ("mine-a", 0.25)
+        assert make_objective(recipe.objective, make_path(recipe.flow, 5)).h == 0.25
+        (tmp_path / "again.toml").write_text(to_toml(recipe))
+        assert load_recipe(tmp_path / "again.toml") == recipe
+        with pytest.raises(ValueError, match='objective.weights is not used by objective.kind = "mine-a"'):
+            load_recipe(tmp_path / "r.toml", ["objective.weights=PU"])
+    finally:
+        OBJECTIVES._entries.pop("mine-a", None)
+    for name, sentence in (("no_such_module", "cannot be imported"), ("../x", "give names of modules")):
+        with pytest.raises(ValueError, match=sentence):
+            load_recipe("tiny-dfm", [f"plugins={name}"])
+
+
+def test_a_runs_own_recipe_imports_nothing(tmp_path, monkeypatch):
+    """The folder of a run may come from a stranger: only the recipe that the user names runs code."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_strangers_plugin.py").write_text("raise SystemExit('it ran')")
+    text = to_toml(replace(load_recipe("tiny-dfm"), plugins=("a_strangers_plugin",)))
+    (tmp_path / "recipe.toml").write_text(text)
+    assert read_recipe(tmp_path / "recipe.toml").plugins == ("a_strangers_plugin",)
+    (tmp_path / "recipe.toml").write_text(text.replace('kind = "path"', 'kind = "strange"'))
+    with pytest.raises(ValueError, match="written by another version of fsdfm and cannot be resumed"):
+        read_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize("config", [int, type("Wrong", (), {"kind": "wrong"})], ids=["no dataclass", "no fields"])
+def test_a_registration_needs_a_config(config):
+    with pytest.raises(ValueError, match="must be a frozen dataclass with the field kind"):
+        register_objective("mine", config, lambda config, path: None)
+    with pytest.raises(ValueError, match="'path' is registered already, by fsdfm.learn.path"):
+        register_objective("path", replace_kind("path"), lambda config, path: None)
+
+
+def replace_kind(name):
+    return make_dataclass("Other", [("kind", str, name)], frozen=True)

@@ -1,24 +1,34 @@
-"""Recipes: one dataclass a part of a run, composed; TOML in and out, strict.
+"""Recipes: one dataclass per part of a run, composed; TOML in and out, strict.
 
     recipe = load_recipe("tiny-dfm", ["train.steps=100", "model.width=128"])
 
 A recipe is a name (of a file that ships with the package) or the path of a TOML file. An unknown key is an error that
-names the nearest known one, a wrong type an error that names the right one; nothing is ignored.
+names the nearest known one, a wrong type an error that names the right one, a key that the chosen kind does not use an
+error that says so; nothing is ignored.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from fsdfm.data import SEPARATOR
 from fsdfm.files import did_you_mean, nearest
+from fsdfm.generate import SamplerConfig
+from fsdfm.learn import OBJECTIVES, PathConfig
+from fsdfm.learn.objective import SectionConfig
 from fsdfm.learn.optim import OptimConfig
+from fsdfm.learn.registry import Registry
 from fsdfm.learn.trainer import TrainerConfig
 from fsdfm.runtime import RuntimeConfig
 
@@ -27,13 +37,14 @@ __all__ = [
     "FlowConfig",
     "HeldOutConfig",
     "ModelSection",
-    "ObjectiveConfig",
     "Recipe",
     "SampleConfig",
     "differences",
     "find_recipe",
+    "import_plugins",
     "load_recipe",
     "parse",
+    "read_values",
     "recipe_names",
     "to_toml",
 ]
@@ -48,14 +59,14 @@ class DataConfig:
     inputs: tuple[str, ...] = ("builtin:pydoc",)  # files, hf:NAME:CONFIG:SPLIT, or builtin:pydoc
     tokenizer: str | None = None  # bytes, gpt2, bpe:SIZE (trained on the text), a path; None: that of the parent
     corpus: str | None = None  # the folder of the packed tokens, made when missing; None: inside the run's
-    separator: str | None = None  # stands between the documents of a text file
+    separator: str = SEPARATOR  # stands between the documents of a text file; "": the file is one document
     field: str = "text"  # holds the document in JSON lines, Parquet and hub datasets
     max_documents: int | None = None  # None: all
     pairs: str | None = None  # a folder of coupled pairs made by the parent: discrete reflow, in place of text
     text_share: float = 0.0  # of rows that are text where `pairs` is set
     step_pairs: tuple[str, ...] = ()  # folders of pairs that take the rows' place at large steps
     step_pairs_from: tuple[float, ...] = ()  # the smallest step size h of each: 0.25 is a step of four calls
-    length: int = 1024  # tokens a block
+    length: int = 1024  # tokens per block
     short_share: float = 0.0  # of rows cut to a shorter random length, so that short texts are in distribution
     shortest: int = 1  # tokens of such a row at least
     document_starts: float = 0.0  # share of rows that begin where a document begins
@@ -77,11 +88,12 @@ class DataConfig:
 class ModelSection:
     """Which network, and where its weights come from: fresh, a parent, or a llama2.c checkpoint."""
 
+    architecture: Literal["dit", "causal"] = "dit"  # causal: the baseline and judge, trained on the next token
     preset: str | None = None  # tiny, 170m, 1300m, 1700m: a size with fresh weights
     parent: str | None = None  # a run or checkpoint to start from
     llama2c: str | None = None  # an autoregressive llama2.c .bin to start from
     llama2c_tokenizer: str | None = None  # its tokenizer.bin; None: it stands behind the weights
-    min_count: int = 1  # llama2.c tokens that the text uses more rarely are dropped
+    min_count: int | None = None  # llama2.c tokens that the text uses more rarely are dropped; None: 1
     width: int | None = None  # None, here and below: as the preset or parent has it
     num_blocks: int | None = None
     num_heads: int | None = None
@@ -92,40 +104,37 @@ class ModelSection:
     dropout: float | None = None
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
+    def __post_init__(self) -> None:
+        if self.llama2c is not None and self.min_count is None:
+            object.__setattr__(self, "min_count", 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
     """How noise becomes data."""
 
     source: Literal["uniform", "mask", "mixture"] = "uniform"
-    mask_share: float = 0.5  # of a mixture
+    mask_share: float | None = None  # of a mixture; None: 0.5
     schedule: Literal["polynomial", "cosine", "exponential"] = "polynomial"
-    exponent: float = 1.0  # of a polynomial
-    rate: float = 2.0  # of an exponential
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
-    """What a batch asks of the model."""
-
-    kind: Literal["path", "fewstep"] = "path"
-    loss: Literal["generalised-kl", "cross-entropy"] = "generalised-kl"
-    times: Literal["multiples-of-h", "fine"] = "multiples-of-h"
-    smallest_h: int = -10  # log2 of the smallest step size: the one of pre-training, the first of the few-step grid
-    teacher: str = "rk4"  # rk2, rk4, classical-rk4, heun, midpoint, chained
-    average: Literal["logits", "probabilities"] | None = None  # None: what the teacher's tableau says
-    jump: Literal["exact", "single", "instant"] = "exact"  # the teacher's own steps
-    weights: str = "TB-20"  # how often each step size is drawn: TB-10, TB-20, PU, G, AG
-    anneal_every: int = 10_000  # training steps after which AG doubles its weights
-    mirrored: bool = False  # the weights in the other order: the paper's words taken literally
-    path_below_h: float = 2.0**-9  # smaller steps take the path loss, the others the teacher
-    temperature: float = 1.0  # of teacher and student in the distillation
-    network: Literal["ema", "student"] = "ema"  # who the teacher asks
-    spaced_share: float = 0.0  # of rows whose turned positions are spaced as the jump rule `spaced` takes them
+    exponent: float | None = None  # of a polynomial; None: 1
+    rate: float | None = None  # of an exponential; None: 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.spaced_share <= 1:
-            raise ValueError(f"spaced_share is {self.spaced_share}; allowed are 0 <= spaced_share <= 1")
+        for key, (choice, user, default) in _FLOW_KEYS.items():
+            chosen = getattr(self, choice)
+            if chosen == user:
+                object.__setattr__(self, key, default if getattr(self, key) is None else getattr(self, key))
+            elif getattr(self, key) is not None:
+                raise ValueError(
+                    f'{key} is not used by flow.{choice} = "{chosen}"; remove it, or set flow.{choice} to "{user}"'
+                )
+
+
+_FLOW_KEYS = {  # key -> the choice that it belongs to, the one that uses it, its default there
+    "mask_share": ("source", "mixture", 0.5),
+    "exponent": ("schedule", "polynomial", 1.0),
+    "rate": ("schedule", "exponential", 2.0),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +143,31 @@ class SampleConfig:
 
     every: int = 0  # training steps; 0: never
     num: int = 2
-    steps: int = 64
     length: int | None = None  # tokens; None: a whole block
+    steps: int = 64  # this and the rest as in `fsdfm generate`, the parent's own advice included
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    jump: str | None = None
+    grid: str = "uniform"
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.num < 1 or self.steps < 1:
+        if self.every < 0 or self.num < 1:
             raise ValueError(
-                f"every is {self.every}, num {self.num} and steps {self.steps}; "
-                "allowed are every >= 0 (0: never), num >= 1 and steps >= 1"
+                f"every is {self.every} and num {self.num}; allowed are every >= 0 (0: never) and num >= 1"
             )
+        self.sampler()
+
+    def sampler(self) -> SamplerConfig:
+        """The options of sampling."""
+        return SamplerConfig(
+            steps=self.steps,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            jump=self.jump,
+            grid=self.grid,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +188,11 @@ class Recipe:
     """A complete run."""
 
     out: str  # the run's folder; the same command again resumes what is there
+    plugins: tuple[str, ...] = ()  # modules to import first, which register objectives and teachers of your own
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelSection = field(default_factory=ModelSection)
     flow: FlowConfig = field(default_factory=FlowConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: SectionConfig = field(default_factory=PathConfig, metadata={"registry": OBJECTIVES})
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainerConfig = field(default_factory=TrainerConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
@@ -201,32 +227,99 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe with some of its values replaced by `a.b=c`; `a.b=none` takes a value back to its default."""
+    """A recipe with some of its values replaced by `a.b=c`; `a.b=none` takes a value back to its default.
+
+    An override that chooses another kind (objective.kind, objective.teacher, flow.source, flow.schedule) begins that
+    part anew: what the file says there and the new kind does not use is dropped. So is the file's data.corpus where
+    data.inputs is replaced: other text needs a corpus of its own. The modules of `plugins` are imported.
+    """
     path = find_recipe(name)
-    try:
-        values = tomlkit.parse(path.read_text("utf-8")).unwrap()
-    except (OSError, UnicodeDecodeError, TOMLKitError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    values = read_values(path)
     values.setdefault("out", f"runs/{path.stem}")
-    for override in overrides:
-        _override(values, override)
+    given = {_override(values, override) for override in overrides}
+    if "data.inputs" in given and "data.corpus" not in given:
+        values.get("data", {}).pop("corpus", None)
+    import_plugins(values.get("plugins", []))
+    _drop_replaced(Recipe, values, given)
+    _drop_replaced_flow(values, given)
     return parse(Recipe, values)
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def read_values(path: Path) -> dict[str, Any]:
+    """What a TOML file says, unchecked."""
+    try:
+        values: dict[str, Any] = tomlkit.parse(path.read_text("utf-8")).unwrap()
+    except (OSError, UnicodeDecodeError, TOMLKitError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    return values
+
+
+def import_plugins(names: Any) -> None:
+    """Import the modules that a recipe names, from the current folder or as installed: this runs their code."""
+    for name in names if isinstance(names, (list, tuple)) else [names]:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"plugins has {name!r}; give names of modules, such as my_objective for my_objective.py")
+        sys.path.insert(0, os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"the plugin {name} cannot be imported ({error}); it must stand in the current folder or be installed"
+            ) from error
+        finally:
+            sys.path.remove(os.getcwd())
+
+
+def _override(values: dict[str, Any], override: str) -> str:
+    """Put a value in its place; the key."""
     key, equals, text = override.partition("=")
-    *sections, name = key.strip().split(".")
+    key = key.strip()
+    *sections, name = key.split(".")
     if not equals or not name:
         raise ValueError(f"{override!r} is not an override; write section.key=value, such as train.steps=100")
-    for section in sections:
+    for dotted, section in zip(accumulate(sections, "{}.{}".format), sections, strict=True):
         inner = values.setdefault(section, {})
+        if isinstance(inner, str) and dotted in _NAMED_SECTIONS:
+            inner = values[section] = {"kind": inner}
         if not isinstance(inner, dict):
             raise ValueError(f"{override!r}: {section} is a value, not a section; write section.key=value")
         values = inner
-    if text.strip() == "none":
+    if key in _NAMED_SECTIONS:
+        values[name] = {"kind": text.strip().strip("\"'")}
+        return f"{key}.kind"
+    if text.strip() == "none" and key.removesuffix(".kind") not in _NAMED_SECTIONS:
         values.pop(name, None)
     else:
         values[name] = _value(text.strip())
+    return key
+
+
+_NAMED_SECTIONS = ("objective.teacher",)  # a bare string is their kind, and `none` is one
+
+
+def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], where: str = "") -> None:
+    """Drop what a file says of a kind that an override has replaced, where the new kind does not use it."""
+    for f in fields(cls):
+        registry: Registry | None = f.metadata.get("registry")
+        section = values.get(f.name)
+        if registry is None or not isinstance(section, dict):
+            continue
+        here = f"{where}{f.name}."
+        entry = registry.get(str(section.get("kind", registry.default)))
+        if entry is None:
+            continue
+        known = {inner.name for inner in fields(entry.config)}
+        for key in [key for key in section if here + "kind" in given and key not in known]:
+            if not any(name == here + key or name.startswith(f"{here}{key}.") for name in given):
+                del section[key]
+        _drop_replaced(entry.config, section, given, here)
+
+
+def _drop_replaced_flow(values: dict[str, Any], given: set[str]) -> None:
+    flow = values.get("flow", {})
+    for key, (choice, user, _) in _FLOW_KEYS.items():
+        if f"flow.{choice}" in given and flow.get(choice) != user and f"flow.{key}" not in given:
+            flow.pop(key, None)
 
 
 def _value(text: str) -> Any:
@@ -273,27 +366,52 @@ def parse(cls: type[_T], values: Mapping[str, Any], where: str = "") -> _T:
     """A config dataclass of a mapping, every key and type checked."""
     hints = get_type_hints(cls)
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    registries = {f.name: f.metadata["registry"] for f in fields(cls) if "registry" in f.metadata}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
             raise ValueError(f"{where}{key} is not a key of a recipe; {_nearest(key, known, where)}")
     missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]  # type: ignore[arg-type]
     if missing:
         raise ValueError(f"{where}{missing[0]} is missing; add it to the recipe")
-    parsed = {key: _convert(value, hints[key], f"{where}{key}") for key, value in values.items()}
+    parsed = {
+        key: _parse_kind(registries[key], value, f"{where}{key}")
+        if key in registries
+        else _convert(value, hints[key], f"{where}{key}")
+        for key, value in values.items()
+    }
     try:
         return cls(**parsed)
     except ValueError as error:
         raise ValueError(f"{where}{error}" if where and not str(error).startswith(where) else str(error)) from error
 
 
-def _required(f: Any) -> bool:
-    from dataclasses import MISSING
+def _parse_kind(registry: Registry, value: Any, where: str) -> Any:
+    """A section whose keys depend on its kind; a bare string is the kind."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is {value!r}; it is a section: write [{where}] or {where}.key=value")
+    kind = value.get("kind", registry.default)
+    entry = registry.find(kind)
+    known = {f.name for f in fields(entry.config)}
+    for key in value:
+        users = [name for name, other in registry.items() if key in {f.name for f in fields(other.config)}]
+        if key not in known and users:
+            choices = " or ".join(f'"{name}"' for name in users)
+            raise ValueError(
+                f'{where}.{key} is not used by {where}.kind = "{kind}"; remove it, or set {where}.kind to {choices}'
+            )
+    return parse(entry.config, value, f"{where}.")
 
+
+def _required(f: Any) -> bool:
     return f.default is MISSING and f.default_factory is MISSING
 
 
 def _nearest(key: str, known: Sequence[str], where: str) -> str:
     """The known key that was meant: one of this section, or one of the same name elsewhere."""
+    if where + key in _MOVED:
+        return f"it is now {_MOVED[where + key]}"
     if (near := nearest(key, known)) is not None:
         return f"did you mean {where}{near}?"
     elsewhere = [dotted for dotted in _all_keys(Recipe) if dotted.rpartition(".")[2] == key]
@@ -303,10 +421,20 @@ def _nearest(key: str, known: Sequence[str], where: str) -> str:
     return f"did you mean {near}?" if near else f"allowed here are {', '.join(known)}"
 
 
+_MOVED = {
+    "objective.path_below_h": 'objective.teacher.from_h, and objective.teacher = "none" asks no teacher',
+    **{f"objective.{key}": f"objective.teacher.{key}" for key in ("average", "jump", "network", "temperature")},
+}
+
+
 def _all_keys(cls: Any, prefix: str = "") -> list[str]:
     keys: list[str] = []
-    for name, kind in get_type_hints(cls).items():
-        keys += _all_keys(kind, f"{prefix}{name}.") if is_dataclass(kind) else [prefix + name]
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        registry: Registry | None = f.metadata.get("registry")
+        kinds = [hints[f.name]] if registry is None else [entry.config for entry in registry.values()]
+        for kind in kinds:
+            keys += _all_keys(kind, f"{prefix}{f.name}.") if is_dataclass(kind) else [prefix + f.name]
     return keys
 
 

@@ -18,13 +18,13 @@ def test_the_best_embedded_model_is_the_default(assets):
     with pytest.raises(ValueError, match="no embedded model 'parent'; it has: none"):
         fsdfm.load("parent")
     save_model(assets / "parent", random_bundle(length=16))
-    assert fsdfm.load(device="cpu").bundle.length == 16
+    assert fsdfm.load(device="cpu").checkpoint.length == 16
     with pytest.raises(ValueError, match="no embedded model 'fewstep'; it has: parent"):
         fsdfm.load("fewstep")
     save_model(assets / "fewstep", random_bundle(length=8, budgets=(1, 2)))
     assert list(embedded.embedded_models()) == ["fewstep", "parent"]
-    assert fsdfm.load(device="cpu").bundle.length == 8
-    assert fsdfm.load("parent", device="cpu").bundle.length == 16
+    assert fsdfm.load(device="cpu").checkpoint.length == 8
+    assert fsdfm.load("parent", device="cpu").checkpoint.length == 16
     assert load_model("fewstep").loaded.endswith("from fewstep")  # no folder of somebody's machine
 
 
@@ -33,8 +33,8 @@ def test_a_folder_of_the_same_name_makes_it_ambiguous(assets, tmp_path):
     save_model(tmp_path / "parent", random_bundle(length=8))
     with pytest.raises(ValueError, match="embedded model and of .*parent; write that full path"):
         fsdfm.load("parent")
-    assert fsdfm.load("./parent", device="cpu").bundle.length == 8
-    assert fsdfm.load(tmp_path / "parent", device="cpu").bundle.length == 8
+    assert fsdfm.load("./parent", device="cpu").checkpoint.length == 8
+    assert fsdfm.load(tmp_path / "parent", device="cpu").checkpoint.length == 8
 
 
 @pytest.mark.parametrize(

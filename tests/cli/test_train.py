@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fsdfm.checkpoint import load_model
 from fsdfm.cli import app
+from fsdfm.config import find_recipe
 from fsdfm.data import Corpus, Pairs
 from small_runs import write_recipe
 
@@ -44,11 +45,11 @@ def test_prepare_makes_a_corpus(tmp_path):
     assert len(Corpus.open(tmp_path / "corpus")) == 8
 
 
-def test_convert_makes_a_parent(tmp_path):
+def test_import_makes_a_parent_of_an_autoregressive_model(tmp_path):
     Llama().write(tmp_path / "model.bin")
     vocabulary = write_vocabulary(tmp_path / "tokenizer.bin")
     (tmp_path / "stories.txt").write_text("\n".join(STORIES * 9))
-    arguments = ["convert", str(tmp_path / "model.bin"), "--out", str(tmp_path / "parent"), "--half"]
+    arguments = ["import", str(tmp_path / "model.bin"), "--out", str(tmp_path / "parent"), "--half"]
     arguments += ["--tokenizer", str(vocabulary), "--texts", str(tmp_path / "stories.txt")]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -60,7 +61,7 @@ def test_convert_makes_a_parent(tmp_path):
         out = "{tmp_path / "child"}"
         data = {{ inputs = ["{tmp_path / "stories.txt"}"], length = 16 }}
         model = {{ parent = "{tmp_path / "parent"}" }}
-        objective = {{ kind = "fewstep", teacher = "chained" }}
+        objective = {{ kind = "fewstep", teacher = {{ tableau = "chained" }} }}
         train = {{ steps = 2, batch_size = 4 }}
         runtime = {{ device = "cpu", threads = 1 }}
         """
@@ -74,11 +75,11 @@ def test_convert_makes_a_parent(tmp_path):
     assert "not empty" in str(again.exception)
 
 
-def test_couple_keeps_pairs_and_goes_on(tmp_path):
+def test_reflow_keeps_pairs_and_resumes(tmp_path):
     recipe = write_recipe(tmp_path)
     assert runner.invoke(app, ["train", str(recipe), f"out={tmp_path / 'parent'}", "train.steps=2"]).exit_code == 0
     arguments = [
-        "couple",
+        "reflow",
         str(tmp_path / "parent"),
         "--out",
         str(tmp_path / "pairs"),
@@ -109,8 +110,36 @@ def test_couple_keeps_pairs_and_goes_on(tmp_path):
         assert sentence in str(wrong.exception)
 
 
+def test_import_knows_what_is_in_a_file(tmp_path):
+    (tmp_path / "noise.bin").write_bytes(bytes(range(200)))
+    Llama().write(tmp_path / "model.bin")
+    for arguments, sentence in (
+        (["noise.bin"], "has none of the formats that are known: llama2c (an autoregressive"),
+        (["nowhere.bin"], "is not there"),
+        (["model.bin", "--preset", "1.3b"], "preset is not used by the format llama2c"),
+        (["model.bin", "--format", "gguf"], "format is 'gguf'; allowed are auto, llama2c, fs-dfm"),
+    ):
+        file, *options = arguments
+        result = runner.invoke(app, ["import", str(tmp_path / file), "--out", str(tmp_path / "out"), *options])
+        assert sentence in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipes_are_listed_shown_and_copied(tmp_path):
+    listed = runner.invoke(app, ["recipe", "list"], env=ENVIRONMENT).stdout
+    assert "tiny-dfm" in listed
+    assert "Pre-train a small discrete flow model" in listed
+    assert runner.invoke(app, ["recipe", "show", "tiny-dfm"]).stdout == find_recipe("tiny-dfm").read_text()
+    assert "steps = 7\n" in runner.invoke(app, ["recipe", "show", "tiny-dfm", "train.steps=7"]).stdout
+    copy = tmp_path / "mine.toml"
+    assert runner.invoke(app, ["recipe", "copy", "tiny-dfm", str(copy)]).exit_code == 0
+    assert copy.read_text() == find_recipe("tiny-dfm").read_text()
+    again = runner.invoke(app, ["recipe", "copy", "tiny-dfm", str(copy)])
+    assert "choose another file" in str(again.exception)
+
+
 def test_help_explains_the_commands():
-    for command, words in (("train", "recipe"), ("prepare", "--tokenizer"), ("convert", "--min-count")):
+    for command, words in (("train", "recipe"), ("prepare", "--tokenizer"), ("import", "--min-count")):
         assert words in runner.invoke(app, [command, "--help"], env=ENVIRONMENT).stdout.lower()
 
 
@@ -148,7 +177,7 @@ def test_a_signal_saves_and_ends_well(tmp_path, number):
     process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert b"stopped and saved; the same command goes on" in said
+    assert b"stopped and saved; the same command resumes it" in said
     assert len(list((out / "checkpoints").iterdir())) == 1
     again = runner.invoke(app, ["train", str(recipe), f"out={out}", *arguments])
     assert again.exit_code == 0

@@ -195,8 +195,11 @@ def test_blocks_say_what_they_allow(options: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; allowed are positive multiples of the 1 ranks"),
-        ({"batch_size": 6, "num_ranks": 4}, "batch_size is 6; allowed are positive multiples of the 4 ranks"),
+        ({"batch_size": 0}, "batch_size is 0 in 1 portions over 1 processes; allowed are positive multiples of 1"),
+        (
+            {"batch_size": 6, "num_ranks": 4},
+            "batch_size is 6 in 1 portions over 4 processes; allowed are positive multiples of 4",
+        ),
         ({"batch_size": 4, "num_ranks": 0}, "batch_size is 4"),
         ({"batch_size": 4, "num_ranks": 2, "rank": 2}, "rank is 2; allowed are 0 <= rank < 2"),
         ({"batch_size": 4, "start": -1}, "start is -1"),

@@ -120,7 +120,7 @@ def test_a_finished_corpus_is_recognised_and_another_is_not_overwritten(tmp_path
     make(STORY, BYTES, tmp_path / "c")
     before = contents(tmp_path / "c")
     make(Unread(STORY.documents), BYTES, tmp_path / "c")
-    with pytest.raises(ValueError, match="corpus of another source; delete it, or prepare into another folder"):
+    with pytest.raises(ValueError, match="corpus of another source: it was made of"):
         make(Made(("other",)), BYTES, tmp_path / "c")
     with pytest.raises(ValueError, match="corpus of another tokenizer; delete it"):
         make(STORY, Tokenizer.train(["abab" * 10], 258), tmp_path / "c")
@@ -222,7 +222,7 @@ def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text.write_text("".join(f"Sentence {i} of a longer text.\n" for i in range(60_000)))
     program = (
         "import fsdfm.data.corpus as m; from fsdfm.data import *; m._SAVE_SECONDS = 0.0; m._BATCH_CHARS = 2**14\n"
-        f"prepare(open_documents({str(text)!r}), Tokenizer.bytes(), {str(tmp_path / 'c')!r}, progress=False)"
+        f"prepare(open_documents({str(text)!r}, ''), Tokenizer.bytes(), {str(tmp_path / 'c')!r}, progress=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     header = tmp_path / "c.partial" / "corpus.json"
@@ -234,7 +234,7 @@ def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "c").exists()
-    corpus = make(open_documents(text), BYTES, tmp_path / "c")
+    corpus = make(open_documents(text, ""), BYTES, tmp_path / "c")
     assert corpus.tokens[:-1].astype(np.uint8).tobytes() == text.read_bytes()
     corpus.verify()
 

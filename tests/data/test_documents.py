@@ -16,9 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsdfm.cli import options
+from fsdfm.config import DataConfig
+from fsdfm.data import SEPARATOR
 from fsdfm.data import documents as module
 from fsdfm.data.documents import Chunk, Documents, PythonDocs, cut, open_documents, texts
 from fsdfm.data.tokenizer import Tokenizer
+from fsdfm.measure import evaluation
 
 WORDS = st.lists(st.sampled_from(["the", "or", "a", "é", "b.", "12"]), max_size=60)
 
@@ -60,7 +64,13 @@ def test_cutting_at_words_changes_no_token(tokenizer: Tokenizer, words: list[str
 def test_one_file_is_one_document_byte_for_byte(tmp_path: Path) -> None:
     text = "\ufeff\r\n naïve \x00 <|endoftext|>\n\n"
     (tmp_path / "a.txt").write_bytes(text.encode())
-    assert read(open_documents(tmp_path / "a.txt")) == [text]
+    assert read(open_documents(tmp_path / "a.txt", "")) == [text]
+
+
+def test_a_text_file_is_split_at_the_marker_that_everybody_writes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Once.\n<|endoftext|>\nTwice.\n<|endoftext|>\n")
+    assert read(open_documents(tmp_path / "a.txt")) == ["Once.", "Twice.", ""]
+    assert DataConfig().separator == evaluation.Request.separator == options.SEPARATOR == SEPARATOR
 
 
 @settings(max_examples=150, deadline=None)
@@ -228,7 +238,6 @@ def test_identity_follows_the_content(tmp_path: Path) -> None:
         ({"inputs": "builtin:pydocs"}, "the one built-in corpus is builtin:pydoc"),
         ({"inputs": "hf:"}, "write hf:NAME"),
         ({"inputs": "hf:a:b:c:d"}, "write hf:NAME"),
-        ({"inputs": "builtin:pydoc", "separator": ""}, "separator is empty"),
         ({"inputs": "builtin:pydoc", "max_documents": 0}, "max_documents is 0; allowed are 1 and more"),
     ],
 )

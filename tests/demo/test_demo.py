@@ -182,7 +182,7 @@ def test_half_of_the_mended_texts_is_given_to_the_real_model():
     gaps, whole = (order.text for order in Programme.of(["parent"], plainly, long=8).mended)
     request = lm.encoder.gaps(gaps)
     assert sum(request.given[1:]) / len(request.tokens[1:]) == pytest.approx(0.5, abs=0.03)
-    assert lm.bundle.tokenizer.decode(lm.bundle.tokenizer.encode(whole)) == whole
+    assert lm.checkpoint.tokenizer.decode(lm.checkpoint.tokenizer.encode(whole)) == whole
 
 
 def test_warnings_become_notes():

@@ -41,19 +41,30 @@ def test_the_time_of_a_damaged_text_is_found(exponent, share):
     assert result.calls == HALVINGS + 1 + 2
 
 
+def search(agreement, path, num_tokens):
+    """Answer a search for the consistent time until it ends."""
+    times = consistent_time(path, num_tokens)
+    t = next(times)
+    while True:
+        try:
+            t = times.send(agreement(t))
+        except StopIteration as found:
+            return found.value
+
+
 def test_the_ends_of_the_range():
     path = unigram_world()[0].path
     tokens = torch.tensor([10, 10])
-    clean = consistent_time(lambda t: torch.ones(2), path, tokens)
+    clean = search(lambda t: torch.ones(2), path, tokens)
     assert clean.tolist() == pytest.approx([0.9, 0.9])
-    nonsense = consistent_time(lambda t: torch.zeros(2), path, tokens)
+    nonsense = search(lambda t: torch.zeros(2), path, tokens)
     assert nonsense.tolist() == pytest.approx([0, 0], abs=2**-HALVINGS)
 
 
 def test_bisection_finds_the_crossing_of_every_row():
     path = unigram_world()[0].path
     crossing = torch.tensor([0.2, 0.55, 0.9], dtype=torch.float64)
-    found = consistent_time(lambda t: expected_agreement(path, t) + crossing - t, path, torch.full((3,), 1000))
+    found = search(lambda t: expected_agreement(path, t) + crossing - t, path, torch.full((3,), 1000))
     assert (found - crossing).abs().max() < 2**-HALVINGS
 
 
@@ -62,7 +73,7 @@ def test_an_earlier_start_is_a_renoised_text():
     lm = LanguageModel(bundle)
     text = "ten sees" * 40
     states = lm.repair(text, steps=1, start=0.2, keep_states=True).states
-    kept = sum(a == b for a, b in zip(states[0].tokens, lm.bundle.tokenizer.encode(text), strict=True)) / len(text)
+    kept = sum(a == b for a, b in zip(states[0].tokens, lm.checkpoint.tokenizer.encode(text), strict=True)) / len(text)
     assert kept == pytest.approx(0.2, abs=0.08)
     assert states[0].t == 0.2
 

@@ -29,8 +29,8 @@ def test_a_character_belongs_to_the_token_that_completes_it():
 def test_a_prompt_and_a_suffix_surround_what_is_free():
     request = encoder().continuation("ab", "yz", length=8)
     assert request.tokens == (BYTES.eos_id, *b"ab", 0, 0, 0, *b"yz")
-    assert request.given == (True, True, True, False, False, False, True, True)
-    assert (request.lead, request.ends) == (1, False)
+    assert request.frozen == (True, True, True, False, False, False, True, True)
+    assert (request.num_bos, request.ends) == (1, False)
     assert encoder().continuation("ab", None).ends
     assert encoder(bos_id=7).continuation(None, None).tokens[0] == 7
     assert encoder().continuation("ab", None, begin="anywhere").tokens[0] == ord("a")
@@ -39,7 +39,7 @@ def test_a_prompt_and_a_suffix_surround_what_is_free():
 def test_gaps_and_their_escape():
     request = encoder().gaps(r"a[[2]]b\[[3]][[1]]")
     assert bytes(request.tokens[1:]) == b"a\0\0b[[3]]\0"
-    assert [index for index, fixed in enumerate(request.given) if not fixed] == [2, 3, 10]
+    assert [index for index, fixed in enumerate(request.frozen) if not fixed] == [2, 3, 10]
 
 
 def test_the_space_before_a_gap_belongs_to_what_fills_it():
@@ -52,13 +52,13 @@ def test_the_space_before_a_gap_belongs_to_what_fills_it():
 def test_three_ways_to_name_damage():
     text = "a€bc"  # six tokens, four characters
     masks = [
-        encoder().damaged(text, marks).marked
+        encoder().damaged(text, marks).damaged
         for marks in ([False, False, False, True, False, True], [3, 5], [(1, 2), (3, 4)])
     ]
     assert masks[0] == masks[1] == masks[2] == (False, False, False, False, True, False, True)
     request = encoder().damaged(text, [3])
-    assert list(request.given) == [True, True, True, True, False, True, True]
-    assert encoder().damaged(text).given == (True, *[False] * 6)
+    assert list(request.frozen) == [True, True, True, True, False, True, True]
+    assert encoder().damaged(text).frozen == (True, *[False] * 6)
 
 
 def test_the_noise_belongs_to_what_is_asked():

@@ -22,8 +22,8 @@ class Memory:
 
 def fill(sink, num_pairs, **options):
     batch_size = options.pop("batch_size", 16)
-    coupler = Reflow(MixerNet(9), MixturePath(UniformSource(9)), 6, Grid.uniform(4), seed=2, **options)
-    return list(couple(coupler, sink, num_pairs=num_pairs, batch_size=batch_size))
+    maker = Reflow(MixerNet(9), MixturePath(UniformSource(9)), 6, Grid.uniform(4), seed=2, **options)
+    return list(couple(maker, sink, num_pairs=num_pairs, batch_size=batch_size))
 
 
 def test_batches_and_interruptions_do_not_change_the_pairs():

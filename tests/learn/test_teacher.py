@@ -33,7 +33,7 @@ def ask(name, *, t=0.25, h=0.5, batch=3, jump=None, average=None, seed=0):
 
 
 def log_probs(target, count):
-    return target.log_probs(slice(0, count), temperature=1.0, forbidden=None)
+    return target.log_probs(slice(0, count), forbidden=None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_target_does_not_depend_on_its_batch():
     one = ShortcutTeacher(TABLEAUS["rk4"]).target(
         model, path, x_t, t=torch.tensor([0.25]).double(), h=torch.tensor([0.5]).double(), noise=noise
     )
-    assert torch.allclose(log_probs(one, 5), whole.log_probs(slice(10, 15), temperature=1.0, forbidden=None), atol=1e-6)
+    assert torch.allclose(log_probs(one, 5), whole.log_probs(slice(10, 15), forbidden=None), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,20 @@ def test_impossible_tableaus_are_errors(bad):
 
 def test_states_enumerate():
     assert len(all_states(3, 2)) == 9
+
+
+def test_bad_temperature_is_an_error():
+    with pytest.raises(ValueError, match="allowed"):
+        ShortcutTeacher(TABLEAUS["rk2"], temperature=0)
+
+
+def test_every_stage_has_noise_of_its_own():
+    """Two stages that surely redraw from one state by one posterior reach different states."""
+    path, model = MixturePath(UniformSource(VOCAB)), Recorder(VOCAB)
+    end = Stage(1.0, start=0, drive=0, hop=1.0)
+    noise = Noise(0, range(50))
+    whole = torch.ones(50, dtype=torch.float64)
+    teacher = ShortcutTeacher(Tableau((Stage(0.0), end, end), (0.0, 0.5, 0.5)))
+    teacher.target(model, path, path.source.sample(noise, LENGTH), t=0 * whole, h=whole, noise=noise)
+    _, (one, *_), (two, *_) = model.asked
+    assert float((one == two).double().mean()) < 0.5

@@ -7,12 +7,12 @@ import torch
 from networks import MixerNet
 from torch import nn
 
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, UniformSource
-from fsdfm.learn.objective import Batch, FewStepObjective, Outcome, PathObjective
+from fsdfm.learn import TABLEAUS, FewStepObjective, Outcome, PathObjective, ShortcutTeacher
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser, WithoutDropout
 from fsdfm.learn.report import EntropyAlarm, Tally, own_entropy
-from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
-from fsdfm.learn.trainer import Every, Hooks, MicroBatch, Trainer, TrainerConfig, TrainingState
+from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainerConfig, TrainingState
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Runtime, RuntimeConfig
 
@@ -38,7 +38,7 @@ def feed_of(size, accumulate=1):
             samples = torch.arange(start, start + rows)
             x_1 = Noise(9, samples).integers(Purpose.DATA, 1, VOCAB).expand(-1, LENGTH)
             start += rows
-            yield MicroBatch(Batch(x_1, size=size), samples, start)
+            yield TrainingBatch(x_1, samples=samples, next_sample=start, size=size)
 
     return feed
 
@@ -116,7 +116,7 @@ def test_tallies_of_parts_are_the_tally_of_the_whole():
 
     def add(tally, rows):
         noise = Noise(0, portion.samples[rows])
-        batch = Batch(portion.batch.x_1[rows], size=8, processes=2)
+        batch = TrainingBatch(portion.x_1[rows], size=8, processes=2)
         outcome = trainer.objective(trainer.model, batch, noise, training_step=0, ema=trainer.teacher)
         tally.add(outcome, batch.x_1.numel())
 
@@ -166,7 +166,7 @@ class Poisoned:
     """An objective whose loss of one sample is not a number."""
 
     def __init__(self, sample, *, only_gradient=False):
-        self.sample, self.only_gradient = sample, only_gradient
+        self.sample, self.only_gradient, self.teacher = sample, only_gradient, None
 
     def __call__(self, model, batch, noise, *, training_step, ema):
         good = PathObjective(PATH)(model, batch, noise, training_step=training_step, ema=ema)
@@ -205,9 +205,9 @@ def test_the_reference_is_the_students_own_entropy():
     found = []
     for portion, _ in zip(trainer.feed(0), range(4), strict=False):
         noise = Noise(0, portion.samples)
-        outcome = objective(trainer.model, portion.batch, noise, training_step=0, ema=trainer.model)
+        outcome = objective(trainer.model, portion, noise, training_step=0, ema=trainer.model)
         chosen = outcome.h >= 2.0**-9
-        x_t = PATH.sample(PATH.sample_x_0(portion.batch.x_1, noise), portion.batch.x_1, outcome.t, noise)
+        x_t = PATH.sample(PATH.sample_x_0(portion.x_1, noise), portion.x_1, outcome.t, noise)
         probs = torch.softmax(trainer.model(x_t, outcome.t, outcome.h / 2)[chosen], -1)
         if bool(chosen.any()):
             found.append(float(-(probs * probs.log()).sum(-1).mean().detach()))
@@ -279,3 +279,14 @@ def test_precision_and_threads_are_chosen_for_the_machine():
     Runtime(RuntimeConfig(device="cpu", threads=1))
     assert torch.get_num_threads() == 1
     torch.set_num_threads(threads)
+
+
+def test_the_average_takes_in_the_weights_after_the_step():
+    """theta' = beta_0 theta_0 + (1 - beta_0) theta_1 with beta_0 = 1/10."""
+    trainer = make(steps=1, network=MixerNet)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.fit()
+    for name, average in trainer.ema.module.state_dict().items():
+        after = trainer.model.state_dict()[name]
+        assert not torch.equal(before[name], after), name
+        assert torch.allclose(average, 0.1 * before[name] + 0.9 * after, atol=1e-6), name

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fsdfm.checkpoint import save_model
-from fsdfm.measure.evaluation import Request
+from fsdfm.measure.evaluation import EvaluationRequest
 from fsdfm.measure.results import load_evaluation
 from tiny_models import random_bundle, save_judges
 from together import evaluate_quietly, refuse_evaluation, together
@@ -36,7 +36,7 @@ def files(tmp_path_factory):
 
 def asked(folder, name, **changes):
     """Everything that can be asked for, of 35 samples: no number of processes has equal shares of them."""
-    request = Request(
+    request = EvaluationRequest(
         model=str(folder / "tiny"),
         judge=str(folder / "judge"),
         held_out=str(folder / "held.txt"),
@@ -55,7 +55,7 @@ def asked(folder, name, **changes):
 
 def other_judge(folder, name):
     file = folder / f"{name}.json"
-    return Request(from_samples=folder / "one.jsonl", judge=str(folder / "other"), json=file, threads=1)
+    return EvaluationRequest(from_samples=folder / "one.jsonl", judge=str(folder / "other"), json=file, threads=1)
 
 
 def without_times(record):

@@ -3,19 +3,21 @@
 import copy
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fsdfm.checkpoint import Checkpoint
+from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
-from fsdfm.measure.sampling import Sampling
+from fsdfm.measure.sampling import SamplingPlan, TaskSampler, Texts
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
@@ -47,7 +49,8 @@ def real_rows(length=LENGTH):
 
 
 def options(**changes):
-    sampling = Sampling(length=changes.pop("length", LENGTH), **changes.pop("sampling", {}))
+    config = SamplerConfig(seed=changes.pop("seed", 0), **changes.pop("sampling", {}))
+    sampling = SamplingPlan(length=changes.pop("length", LENGTH), config=config)
     return Options(**{"steps": (1, 2), "num": 6, "sampling": sampling, **changes})
 
 
@@ -305,7 +308,7 @@ def test_another_judge_scores_the_same_samples(tmp_path):
     header = {
         "model": {"name": "tiny"},
         "data": {},
-        "sampler": Sampling(length=LENGTH).to_json(),
+        "sampler": SamplingPlan(length=LENGTH).to_json(),
         "tokenizer": BYTES.definition,
         "bos_id": None,
     }
@@ -367,3 +370,20 @@ def test_a_model_that_writes_nothing_has_no_perplexity():
     found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), metrics=("perplexity",)))
     assert np.isnan(found.rows[0].metrics["token_perplexity"].value)
     assert found.rows[0].flags
+
+
+def test_what_is_measured_is_what_is_generated():
+    """Sample k of an evaluation is copy k of the empty prompt, sampled as the model advises."""
+    advice = {"jump": "spaced", "temperature": {"1": 0.7, "4": 0.9}}
+    bundle = replace(random_bundle(bos_id=1), facts={"sampling": advice})
+    lm = LanguageModel(bundle)
+    plan = SamplingPlan(length=LENGTH, config=SamplerConfig(seed=5), advice=advice)
+    for steps in (1, 4):
+        task = Texts(lm.encoder.continuation(None, None, length=LENGTH))
+        (drawn,) = TaskSampler(lm).draw(task, range(3), config=plan.at(steps))
+        for row, text in zip(drawn.tokens, lm.generate(length=LENGTH, num=3, steps=steps, seed=5), strict=True):
+            assert tuple(row[1 : 1 + len(text.tokens)].tolist()) == text.tokens
+    found = evaluate(bundle, Data(), None, Options(sampling=plan, steps=(1, 4), num=2, metrics=()))
+    assert [row.temperature for row in found.rows] == [0.7, 0.9]
+    assert found.sampler["jump"] == "spaced"
+    assert found.sampler["temperature"] == {"1": 0.7, "4": 0.9}

@@ -25,8 +25,8 @@ from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
+from fsdfm.learn import FewStepObjective, PathObjective
 from fsdfm.learn.journal import JsonLines, duration, tensorboard
-from fsdfm.learn.objective import FewStepObjective, PathObjective
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.reflow import Reflow, couple
 from fsdfm.learn.trainer import Trainer
@@ -131,7 +131,7 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     train_silently(recipe, f"out={parent}")
     few = write_recipe(tmp_path, kind="fewstep")
     changes = child_of(parent, tmp_path / "child")
-    linked = ["objective.loss=cross-entropy", "objective.path_below_h=2.0"]
+    linked = ["objective.loss=cross-entropy", "objective.teacher=none"]
     changes += [*linked, "model.transition_rank=4"]
     start = module.start(load_recipe(few, changes), tmp_path / "child")
     counted = start.model.joint.left @ start.model.joint.right.T
@@ -146,11 +146,11 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     for rank in ((), ("model.transition_rank=4",)):
         onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
         assert torch.equal(onward.model.joint.left, child.model.joint.left)
-    with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has links of rank 4"):
+    with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has transitions of rank 4"):
         train_silently(few, *again, "model.transition_rank=5")
     for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
-        with pytest.raises(ValueError, match="set it to 2, or start from a model without links"):
-            train_silently(few, *wrong, "objective.path_below_h=0.5")
+        with pytest.raises(ValueError, match="set it to .none., or start from a model without one"):
+            train_silently(few, *wrong, "objective.teacher=shortcut")
     none = module.start(
         load_recipe(few, [*child_of(parent, tmp_path / "none"), "model.transition_rank=0"]), tmp_path / "none"
     )
@@ -183,12 +183,12 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
     assert bundle.model.config.next_token
     assert bundle.bos_id == 1
     feed = module.make_feed(data.Blocks(data.Corpus.open(tmp_path / "llama"), 8), 4, bos_id=1)
-    batch = next(feed(0)).batch
+    batch = next(feed(0))
     assert bool((batch.x_1[:, 0] == 1).all())
     assert batch.given[:, 0].all()
     assert int(batch.given.sum()) == 4
     told = data.Blocks(data.Corpus.open(tmp_path / "llama"), 8, given_share=1.0)
-    batch = next(module.make_feed(told, 4, bos_id=1)(0)).batch
+    batch = next(module.make_feed(told, 4, bos_id=1)(0))
     assert batch.given[:, 0].all()
     assert torch.equal(batch.given[:, 1:], told.rows(range(4)).given[:, :-1]), "the gap moves with the text"
     with pytest.raises(ValueError, match="is not a file"):
@@ -228,7 +228,7 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
     length = f"data.length={pairs.header.length}"
     child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'coded'}", "data.text_share=0.5", length]
     child += [f"data.step_pairs={tmp_path / 'tied'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
-    child += ["objective.path_below_h=2.0", "objective.weights=PU", "objective.spaced_share=0.5"]
+    child += ["objective.teacher=none", "objective.weights=PU", "objective.spaced_share=0.5"]
     result, _ = train_silently(recipe, *changes, *child, f"out={tmp_path / 'child'}")
     assert result.finished
     facts = load_model(tmp_path / "child").facts["data"]
@@ -253,9 +253,9 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     parent = tmp_path / "parent"
     train_silently(recipe, f"out={parent}")
     bundle = load_model(parent)
-    coupler = Reflow(bundle.model, bundle.path, 16, Grid.uniform(4))
+    maker = Reflow(bundle.model, bundle.path, 16, Grid.uniform(4))
     with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
-        list(couple(coupler, writer, num_pairs=20))
+        list(couple(maker, writer, num_pairs=20))
     child = tmp_path / "child.toml"
     child.write_text(
         f"""
@@ -269,7 +269,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     result, _ = train_silently(child)
     assert result.finished
     assert load_model(tmp_path / "child").facts["data"] == {"pairs": ["pairs"]}
-    x_0 = next(module.make_feed(data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0)).batch
+    x_0 = next(module.make_feed(data.Pairs(tmp_path / "pairs"), 4, bos_id=3)(0))
     assert x_0.x_0.shape == (4, 16)
     assert bool(x_0.given[:, 0].all())
     with pytest.raises(ValueError, match=r"rows of 16 of 257 tokens, the recipe and its parent have 8 of 257"):
@@ -302,7 +302,7 @@ def test_unseen_text_is_measured_and_changes_nothing(tmp_path, kind):
         train_silently(recipe, f"out={tmp_path / 'x'}", "held_out.every=0")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "tiny-causal"])
 def test_every_recipe_builds_its_objects(name):
     recipe = load_recipe(name)
     path = make_path(recipe.flow, 50257 if name.startswith("paper") else 2048)
@@ -324,7 +324,7 @@ def test_every_recipe_builds_its_objects(name):
 
 def test_a_student_can_teach_itself(tmp_path):
     few = write_recipe(tmp_path, kind="fewstep")
-    recipe = load_recipe(few, [f"out={tmp_path / 'run'}", "objective.network=student"])
+    recipe = load_recipe(few, [f"out={tmp_path / 'run'}", "objective.teacher.network=student"])
     bundle = module.start(recipe, tmp_path / "run")
     rows = module.make_rows(recipe, bundle, tmp_path / "run")
     trainer = module.make_trainer(recipe, bundle, rows, runtime=Runtime(RuntimeConfig(device="cpu")))
@@ -500,9 +500,12 @@ def test_text_that_is_not_utf8(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("model.transition_rank=4", 'a model with links is trained on its likelihood; set it to "cross-entropy"'),
+        (
+            "model.transition_rank=4",
+            'a model with a joint posterior is trained on its likelihood; set it to "cross-entropy"',
+        ),
         ("model.transition_rank=-4", "model.transition_rank is -4; allowed are whole numbers >= 0"),
-        ("objective.teacher=rk3", r"objective\.teacher is 'rk3'; allowed are rk2, rk4.*did you mean"),
+        ("objective.teacher.tableau=rk3", r"objective\.teacher\.tableau is 'rk3'; allowed are rk2, rk4.*did you mean"),
         ("objective.weights=TB-30", "allowed are TB-10, TB-20"),
         ("objective.smallest_h=3", "allowed are -30 .. 0"),
         ("model.parent=x", r"the recipe has model\.preset and model\.parent"),

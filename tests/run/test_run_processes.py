@@ -155,9 +155,9 @@ def test_portions_bfloat16_links_and_the_student_as_its_own_teacher(runs, tmp_pa
     recipe = str(runs / "fewstep.toml")
     variants = {
         "portions": ["train.accumulate=2"],
-        "student": ["objective.network=student"],
+        "student": ["objective.teacher.network=student"],
         "bfloat16": ["runtime.precision=bfloat16"],
-        "links": ["model.transition_rank=4", "objective.loss=cross-entropy", "objective.path_below_h=2.0"],
+        "links": ["model.transition_rank=4", "objective.loss=cross-entropy", "objective.teacher=none"],
     }
     common = [*SMALL, BATCH, "train.save_every=4"]
     jobs = []

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from fsdfm.bench.train import TrainBench, step_flops
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, UniformSource
-from fsdfm.learn.objective import Batch, Outcome, PathObjective
-from fsdfm.learn.teacher import TrainableDenoiser
+from fsdfm.learn import Outcome, PathObjective
+from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.model import DiT
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Runtime, RuntimeConfig
@@ -101,7 +102,7 @@ def _stepper(setting: TrainBench, runtime: Runtime, *, count: int) -> Callable[[
     def run(step: int) -> None:
         first = step * setting.batch_size
         noise = Noise(0, range(first + rank, first + setting.batch_size, count))
-        batch = Batch(noise.integers(Purpose.DATA, setting.length, setting.vocab_size), processes=count)
+        batch = TrainingBatch(noise.integers(Purpose.DATA, setting.length, setting.vocab_size), processes=count)
 
         def outcome(network: TrainableDenoiser) -> Outcome:
             return objective(network, batch, noise, training_step=step, ema=network)

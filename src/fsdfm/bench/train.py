@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from fsdfm.bench.measure import interleaved_medians, peak_extra_mib
+from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, UniformSource
-from fsdfm.learn.objective import Batch, FewStepObjective, Objective, PathObjective
-from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher
+from fsdfm.learn import TABLEAUS, FewStepObjective, Objective, PathObjective, ShortcutTeacher
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Noise, Purpose
 
@@ -96,7 +96,7 @@ def make_step(name: str, setting: TrainBench) -> Callable[[], None]:
     def run() -> None:
         nonlocal step
         noise = Noise(0, range(step * setting.batch_size, (step + 1) * setting.batch_size))
-        batch = Batch(noise.integers(Purpose.DATA, setting.length, setting.vocab_size))
+        batch = TrainingBatch(noise.integers(Purpose.DATA, setting.length, setting.vocab_size))
         optimiser.zero_grad(set_to_none=True)
         objective(model, batch, noise, training_step=step, ema=ema).loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -31,6 +31,7 @@ __all__ = [
     "build_tokenizer",
     "causal_over",
     "convert_llama2c",
+    "is_llama2c",
     "prune_vocabulary",
     "read_llama2c",
     "read_vocabulary",
@@ -180,6 +181,14 @@ def _read_header(path: Path | str) -> tuple[CausalConfig, bool]:
         max_length=max_length,
     )
     return config, vocab_size > 0
+
+
+def is_llama2c(path: Path | str) -> bool:
+    """Does a file begin like a llama2.c checkpoint, and hold at least the weights that its header speaks of?"""
+    try:
+        return Path(path).stat().st_size >= _num_bytes(*_read_header(path))
+    except (OSError, ValueError):
+        return False
 
 
 def _shapes(config: CausalConfig, shared: bool) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import ablating, bench, evaluating, planning, reporting, studies, training, writing
+from fsdfm.cli import ablating, bench, evaluating, planning, recipes, reporting, studies, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 from fsdfm.terminal import say
 
@@ -56,9 +56,8 @@ for command in (
     writing.repair,
     training.train,
     training.prepare,
-    training.convert,
     training.export,
-    training.couple,
+    training.reflow,
     planning.plan,
     evaluating.evaluate,
     ablating.ablate,
@@ -70,4 +69,5 @@ for command in (
 ):
     app.command()(command)
 app.command("import")(training.import_weights)
+app.add_typer(recipes.app, name="recipe")
 app.add_typer(bench.app, name="bench")

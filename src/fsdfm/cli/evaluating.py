@@ -51,11 +51,18 @@ def evaluate(
         str | None, typer.Option(help="Measure MAUVE with these features: minilm, or a causal model of the hub.")
     ] = None,
     seed: SeedOption = 0,
-    temperature: Annotated[float, typer.Option(help="Below 1: bolder about what is likely.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
+    ] = None,
     final_temperature: FinalTemperatureOption = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
-    jump: Annotated[str, typer.Option(help="exact, single (the paper's), instant, stratified or spaced.")] = "exact",
+    jump: Annotated[
+        str | None,
+        typer.Option(
+            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said."
+        ),
+    ] = None,
     grid: Annotated[str, typer.Option(help="uniform or kappa.")] = "uniform",
     start: Annotated[
         float | None, typer.Option(help="Where repairs and continuations start; kappa^-1(share given) unless said.")
@@ -74,12 +81,12 @@ def evaluate(
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
     given = dict(locals())
-    from fsdfm.measure.evaluation import Request, count, run_evaluation
+    from fsdfm.measure.evaluation import EvaluationRequest, count, run_evaluation
     from fsdfm.show.quality.terminal import print_tables
 
     for option in ("training", "matched"):
         given[option] = tuple(given[option] or ())
-    outcome = run_evaluation(Request(**given))
+    outcome = run_evaluation(EvaluationRequest(**given))
     if not outcome.speaks:  # another process does
         raise typer.Exit(0 if outcome.finished else 130)
     if outcome.evaluation is not None:

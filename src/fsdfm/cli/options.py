@@ -11,11 +11,13 @@ from rich.console import Console
 from fsdfm import files
 
 __all__ = [
+    "SEPARATOR",
     "FinalTemperatureOption",
     "JsonOption",
     "OutOption",
     "PrecisionOption",
     "SeedOption",
+    "SeparatorOption",
     "check_writable",
     "console",
     "is_echo",
@@ -34,6 +36,10 @@ PrecisionOption = Annotated[
 FinalTemperatureOption = Annotated[
     float | None, typer.Option(help="Go from --temperature in the first call to this in the last, evenly.")
 ]
+SeparatorOption = Annotated[
+    str, typer.Option(help="Stands between the documents of a text file; '': the file is one document.")
+]
+SEPARATOR = "<|endoftext|>"  # fsdfm.data.SEPARATOR, named again so that help need not import torch; a test compares
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
 _SHARED = ("train", "evaluate")  # whose work several processes share

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from fsdfm.generate import Generation, Stream
     from fsdfm.show.timeline import Timeline
 
-__all__ = ["Format", "Output", "plain_warnings", "watch"]
+__all__ = ["Format", "Output", "watch"]
 
 Format = Literal["text", "json", "html", "png", "timeline"]
 _BY_ENDING: dict[str, Format] = {".json": "json", ".html": "html", ".htm": "html", ".png": "png"}
@@ -70,29 +68,6 @@ def watch(stream: Stream, steps: int) -> Generation:
         for state in stream:
             live.show(state.pieces, state.changed, state.step)
     return stream.result
-
-
-@contextmanager
-def plain_warnings() -> Iterator[None]:
-    """Warnings as a sentence on standard error, each once."""
-    told: set[str] = set()
-
-    def tell(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if str(message) not in told:
-            told.add(str(message))
-            typer.echo(printable(f"warning: {message}"), err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = tell
-        yield
 
 
 def _timeline(generation: Generation) -> Timeline:

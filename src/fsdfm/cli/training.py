@@ -1,4 +1,4 @@
-"""Text to tokens, tokens to a model: train, prepare, convert, import, export, couple."""
+"""Text to tokens, tokens to a model: train, prepare, import, export, reflow."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from fsdfm.cli.options import OutOption, SeedOption, console
+from fsdfm.cli.options import SEPARATOR, OutOption, SeedOption, SeparatorOption, console
 from fsdfm.terminal import say
 
-__all__ = ["convert", "couple", "export", "import_weights", "prepare", "train"]
+__all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
 ) -> None:
-    """Train what a recipe says; the same command again goes on where it was. Ctrl-C saves first."""
+    """Train what a recipe says; the same command again resumes it. Ctrl-C saves first."""
     from fsdfm.run import train as run_recipe
 
     result = run_recipe(recipe, overrides or [])
     if not result.speaks:  # another process of the run does
         return
-    state = "finished" if result.finished else "stopped and saved; the same command goes on"
+    state = "finished" if result.finished else "stopped and saved; the same command resumes it"
     say(console, f"{result.folder}: {state}, training step {result.training_step}")
 
 
@@ -31,12 +31,12 @@ def prepare(
     inputs: Annotated[list[str], typer.Argument(help="Text, .jsonl or .parquet files, hf:NAME, or builtin:pydoc.")],
     out: OutOption,
     tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, bpe:SIZE (trained on the text), or a path.")] = "gpt2",
-    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
+    separator: SeparatorOption = SEPARATOR,
     field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
     max_documents: Annotated[int | None, typer.Option(help="Stop after so many documents.")] = None,
     processes: Annotated[int, typer.Option(help="That encode text at once; the corpus is the same.", min=1)] = 1,
 ) -> None:
-    """Turn text into a packed corpus of tokens; interrupted, the same command goes on."""
+    """Turn text into a packed corpus of tokens; interrupted, the same command resumes it."""
     from fsdfm.config import DataConfig
     from fsdfm.run import prepare_corpus
 
@@ -47,48 +47,43 @@ def prepare(
     say(console, f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens")
 
 
-def convert(
-    checkpoint: Annotated[str, typer.Argument(help="An autoregressive llama2.c checkpoint, legacy format (.bin).")],
-    out: OutOption,
-    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer.bin; else it stands behind the weights.")] = None,
-    texts: Annotated[list[str] | None, typer.Option(help="Keep only the tokens that these inputs use.")] = None,
-    separator: Annotated[str | None, typer.Option(help="Stands between the documents of a text file.")] = None,
-    min_count: Annotated[int, typer.Option(help="How often a token must be used to be kept.")] = 1,
-    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
-) -> None:
-    """Make a denoiser of an autoregressive model: a checkpoint to train further as model.parent."""
-    from fsdfm.config import DataConfig, ModelSection
-    from fsdfm.run import convert as run_convert
-
-    section = ModelSection(llama2c=checkpoint, llama2c_tokenizer=tokenizer, min_count=min_count)
-    bundle = run_convert(section, DataConfig(inputs=tuple(texts or ()), separator=separator), out, half=half)
-    parameters = sum(p.numel() for p in bundle.model.parameters())
-    summary = f"{out}: {parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens"
-    say(console, summary)
-
-
 def import_weights(
-    file: Annotated[Path, typer.Argument(help="A released checkpoint of the paper's (.pth), FS-DFM or DFM.")],
+    source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
     out: OutOption,
-    preset: Annotated[str | None, typer.Option(help="The paper's size: 0.17b, 1.3b or 1.7b.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Or a JSON file with the settings; else shapes tell.")] = None,
-    weights: Annotated[str | None, typer.Option(help="ema, raw or teacher; ema where there are any.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="gpt2, as the paper has it, or a path.")] = "gpt2",
+    format: Annotated[
+        str, typer.Option(help="auto (what is in it tells), llama2c or fs-dfm (the paper's .pth).")
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="llama2c: its tokenizer.bin, else behind the weights. fs-dfm: gpt2, or a path.")
+    ] = None,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+    texts: Annotated[
+        list[str] | None, typer.Option(help="llama2c: keep only the tokens that these inputs use.")
+    ] = None,
+    separator: SeparatorOption = SEPARATOR,
+    min_count: Annotated[
+        int | None, typer.Option(help="llama2c: how often the texts must use a token for it to be kept.", min=1)
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="fs-dfm: the paper's size: 0.17b, 1.3b or 1.7b.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="fs-dfm: or a JSON file with the settings; else shapes tell.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="fs-dfm: ema, raw or teacher; ema where there are any.")] = None,
 ) -> None:
-    """Make a checkpoint of the paper's released weights, to generate, evaluate and train with; runs nothing in it."""
-    from typing import cast
-
-    from fsdfm.checkpoint import WeightsName
+    """Make a checkpoint of other people's weights, to generate, evaluate and train with; runs nothing in them."""
+    given = dict(locals())
+    from fsdfm.run import ImportConfig
     from fsdfm.run import import_weights as run_import
 
-    kind = cast(WeightsName | None, weights)  # any other word is an error there
-    bundle = run_import(file, out, preset=preset, config=config, weights=kind, tokenizer=tokenizer, half=half)
+    names = ("tokenizer", "half", "separator", "min_count", "preset", "config", "weights")
+    said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
+    bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
+    known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
     say(
         console,
-        f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens, {bundle.facts['weights']} "
-        f"({bundle.facts['imported']['group']}), {'step-aware' if network.is_step_aware else 'not step-aware'}",
+        f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens{known}, "
+        f"{'step-aware' if network.is_step_aware else 'not step-aware'}",
     )
 
 
@@ -105,15 +100,20 @@ def export(
     say(console, f"{out}: {parameters:,} parameters")
 
 
-def couple(
+def reflow(
     parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
-    jump: Annotated[str, typer.Option(help="exact, single, instant, stratified or spaced.")] = "exact",
+    jump: Annotated[
+        str | None, typer.Option(help="The rule of a step: exact, single, instant, systematic or spaced.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform",
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
-    temperature: Annotated[float, typer.Option(help="Of the parent's posteriors.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="Of the parent's posteriors.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
     coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
     coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
@@ -123,22 +123,18 @@ def couple(
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
 ) -> None:
-    """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it goes on."""
+    """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
+    given = dict(locals())
     from typing import cast
 
     from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
-    config = PairsConfig(
-        num=num,
-        steps=steps,
-        length=length,
-        jump=jump,
-        draws=draws,
-        temperature=temperature,
-        seed=seed,
-        batch_size=batch_size,
+    names = (
+        *("num", "steps", "length", "jump", "grid", "draws", "temperature", "top_p", "top_k", "seed"),
+        "batch_size",
     )
+    config = PairsConfig(**{name: given[name] for name in names})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
     if (corpus is None) != (coder is None):
         raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption
-from fsdfm.cli.output import Format, Output, plain_warnings, watch
+from fsdfm.cli.output import Format, Output, watch
 from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Shared:
     jump: Annotated[
         str | None,
         typer.Option(
-            help="exact, single (the paper's), instant, stratified, spaced. The model's advice, or exact, unless said."
+            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said."
         ),
     ] = None
     grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
@@ -154,15 +154,16 @@ def _begin(shared: Shared) -> tuple[Output, LanguageModel]:
 def _answer(
     lm: LanguageModel, request: Request, output: Output, *, shared: Shared, command: str
 ) -> Sequence[Generation]:
-    with plain_warnings():
-        if shared.watch:
-            stream = lm.stream(request, **shared.options())
-            results = [watch(stream, stream.steps)]
-        else:
-            results = lm.run(request.copies(shared.num), **shared.options())
-    used = lm.settings(**shared.options())
+    if shared.watch:
+        stream = lm.stream(request, **shared.options())
+        results = [watch(stream, stream.steps)]
+    else:
+        results = lm.run(request.copies(shared.num), **shared.options())
+    for sentence in dict.fromkeys(sentence for result in results for sentence in result.warnings):
+        typer.echo(printable(f"warning: {sentence}"), err=True)
+    used = lm.sampler_config(**shared.options())
     settings = {**shared.options(), "temperature": used.temperature, "jump": used.jump}
-    facts = {"command": command, "model": lm.bundle.loaded, "settings": settings}
+    facts = {"command": command, "model": lm.checkpoint.loaded, "settings": settings}
     output.write(results, facts)
     first, calls = results[0], sum(result.calls for result in results)
     seconds = max(result.seconds for result in results)

@@ -1,13 +1,14 @@
 """Data: text to tokens, tokens to a packed corpus on the disk, a corpus to endless batches of x_1."""
 
-from fsdfm.data.batches import Batch, Blocks, RowSource, batches
+from fsdfm.data.batches import BeginWith, Blocks, RowSource, TrainingBatch, batches, begin_with
 from fsdfm.data.corpus import Corpus, Header, prepare
-from fsdfm.data.documents import Documents, open_documents, texts
+from fsdfm.data.documents import SEPARATOR, Documents, open_documents, texts
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = [
-    "Batch",
+    "SEPARATOR",
+    "BeginWith",
     "Blocks",
     "Corpus",
     "Documents",
@@ -19,7 +20,9 @@ __all__ = [
     "RowSource",
     "StepPairs",
     "Tokenizer",
+    "TrainingBatch",
     "batches",
+    "begin_with",
     "make_tokenizer",
     "open_documents",
     "prepare",

@@ -18,7 +18,7 @@ from torch import Tensor
 from fsdfm.data.corpus import Corpus
 from fsdfm.noise import Noise, Purpose, philox
 
-__all__ = ["Batch", "Blocks", "RowSource", "batches", "permute"]
+__all__ = ["BeginWith", "Blocks", "RowSource", "TrainingBatch", "batches", "begin_with", "permute"]
 
 _Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -28,22 +28,53 @@ _SHORT, _LENGTH, _DOCUMENT_START, _DOCUMENT, _GIVEN, _FROM, _TO, _PROMPT = range
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """Some rows of training data and where they stand in the stream."""
+class TrainingBatch:
+    """Rows of training data and where they stand in the stream: what a source of rows gives and an objective takes.
 
-    x_1: Tensor  # int64 [B, L]
-    real: Tensor  # bool [B, L]; False where a short row is padded with EOS
-    samples: Tensor  # int64 [B], the rows' global indices: what `Noise` wants
-    next_sample: int  # the state to resume from after this batch
-    x_0: Tensor | None = None  # int64 [B, L], the other end where the rows are coupled pairs; -1: this row is text
-    given: Tensor | None = None  # bool [B, L], what a row is told as a prompt or around a gap; None: nothing
-    larger: tuple[tuple[float, Tensor, Tensor], ...] = ()  # (h, x_0, x_1): rows for steps of h and larger, h growing
+    x_1         tokens, int64 [B, L]
+    x_0         the other end of coupled pairs, int64 [B, L]; None, or a row of -1: drawn from the path's coupling
+    real        positions that hold data, bool [B, L]; None: all. A short row is padded with EOS
+    given       positions that are never noised and never scored, bool [B, L], such as a prompt; None: none
+    larger      (h, x_0, x_1): pairs [B, L] that take the place of the rows at steps of size h and larger, h growing;
+                they are whole, and of what is given only the first position counts
+    samples     the rows' global indices, int64 [B]: what `Noise` wants; 0, 1, ... unless given
+    next_sample the state to resume from after this batch
+    size        samples in the whole batch over all portions and processes; None: those here
+    processes   how many compute parts of it at this moment: all of them ask a teacher, or none
+    """
+
+    x_1: Tensor
+    x_0: Tensor | None = None
+    real: Tensor | None = None
+    given: Tensor | None = None
+    larger: tuple[tuple[float, Tensor, Tensor], ...] = ()
+    samples: Tensor = None  # type: ignore[assignment]  # filled below
+    next_sample: int = 0
+    size: int | None = None
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples is None:
+            object.__setattr__(self, "samples", torch.arange(len(self.x_1)))
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        """The same rows on a device; their indices stay where they are."""
+        return replace(
+            self,
+            x_1=self.x_1.to(device, non_blocking=True),
+            x_0=None if self.x_0 is None else self.x_0.to(device, non_blocking=True),
+            real=None if self.real is None else self.real.to(device, non_blocking=True),
+            given=None if self.given is None else self.given.to(device, non_blocking=True),
+            larger=tuple(
+                (h, x_0.to(device, non_blocking=True), x_1.to(device, non_blocking=True)) for h, x_0, x_1 in self.larger
+            ),
+        )
 
 
 class RowSource(Protocol):
     """Training rows by sample index: `Blocks` of a corpus, or coupled `Pairs`."""
 
-    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
         """The rows with these sample indices, in this order."""
         ...
 
@@ -93,7 +124,7 @@ class Blocks:
         """The number of blocks, which is the number of samples in an epoch."""
         return len(self.corpus) // self.length
 
-    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
         """The rows with these sample indices, in this order."""
         noise = Noise(self.seed, samples)
         index = noise.samples
@@ -105,7 +136,8 @@ class Blocks:
             row[:size] = self.corpus.tokens[start : start + size]
         real = torch.arange(self.length) < lengths[:, None]
         end = int(index.max()) + 1 if len(index) else 0
-        return Batch(torch.from_numpy(x_1), real, index, end, given=self._given(draws, lengths))
+        given = self._given(draws, lengths)
+        return TrainingBatch(torch.from_numpy(x_1), real=real, given=given, samples=index, next_sample=end)
 
     def _starts(self, index: Tensor, draws: Tensor) -> Tensor:
         """The first token of every row: that of a shuffled block, or of a document."""
@@ -132,28 +164,61 @@ class Blocks:
         return (draws[:, [_GIVEN]] < self.given_share) & ((position < begin) | (position > last))
 
 
+@dataclass(frozen=True)
+class BeginWith:
+    """Rows of another source behind a first token, which is given; a row of text loses its last token for it.
+
+    Pairs come from a sampler, which has put the token there already.
+    """
+
+    token: int
+    source: RowSource
+
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
+        """The rows with these sample indices, in this order."""
+        rows = self.source.rows(samples)
+        real = torch.ones_like(rows.x_1, dtype=torch.bool) if rows.real is None else rows.real
+        given = torch.zeros_like(real) if rows.given is None else rows.given.roll(1, 1)
+        given[:, 0] = True
+        is_text = torch.ones_like(real[:, :1]) if rows.x_0 is None else rows.x_0[:, :1] < 0
+        x_1 = torch.where(is_text, begin_with(self.token, rows.x_1), rows.x_1)
+        real = torch.where(is_text, torch.cat([real[:, :1], real[:, :-1]], 1), real)
+        return replace(rows, x_1=x_1, real=real, given=given)
+
+
+def begin_with(token: int, x_1: Tensor) -> Tensor:
+    """Rows [B, L] behind a first token; each loses its last."""
+    return torch.cat([torch.full_like(x_1[:, :1], token), x_1[:, :-1]], 1)
+
+
 def batches(
-    source: RowSource, batch_size: int, start: int = 0, *, rank: int = 0, num_ranks: int = 1
-) -> Iterator[Batch]:
-    """Batches from sample `start` on, without end; of a global batch of `batch_size` rows each rank gets its share.
+    source: RowSource, batch_size: int, start: int = 0, *, portions: int = 1, rank: int = 0, num_ranks: int = 1
+) -> Iterator[TrainingBatch]:
+    """Portions of batches of `batch_size` rows from sample `start` on, without end; each rank gets its share of one.
 
     A rank takes every `num_ranks`-th row: neighbours, which few-step training gives like step sizes and with them like
     work, go to different ranks. To resume, start at the `next_sample` of the last batch used, the same on every rank.
     """
-    if batch_size < 1 or num_ranks < 1 or batch_size % num_ranks:
-        raise ValueError(f"batch_size is {batch_size}; allowed are positive multiples of the {num_ranks} ranks")
+    parts = portions * num_ranks
+    if batch_size < 1 or portions < 1 or num_ranks < 1 or batch_size % parts:
+        raise ValueError(
+            f"batch_size is {batch_size} in {portions} portions over {num_ranks} processes; allowed are positive "
+            f"multiples of {parts}, so that every process has as many rows"
+        )
     if not 0 <= rank < num_ranks:
         raise ValueError(f"rank is {rank}; allowed are 0 <= rank < {num_ranks}")
     if start < 0:
         raise ValueError(f"start is {start}; a sample index is 0 or more")
-    return _batches(source, batch_size, start, rank=rank, num_ranks=num_ranks)
+    return _portions(source, batch_size, start, portion=batch_size // portions, rank=rank, num_ranks=num_ranks)
 
 
-def _batches(source: RowSource, batch_size: int, start: int, *, rank: int, num_ranks: int) -> Iterator[Batch]:
+def _portions(
+    source: RowSource, batch_size: int, start: int, *, portion: int, rank: int, num_ranks: int
+) -> Iterator[TrainingBatch]:
     while True:
-        rows = source.rows(range(start + rank, start + batch_size, num_ranks))
-        start += batch_size
-        yield replace(rows, next_sample=start)
+        rows = source.rows(range(start + rank, start + portion, num_ranks))
+        start += portion
+        yield replace(rows, next_sample=start, size=batch_size, processes=num_ranks)
 
 
 def permute(index: Tensor, size: int, epoch: Tensor, *, seed: int) -> Tensor:

@@ -256,8 +256,28 @@ def _reopen(folder: Path, wanted: Header) -> Corpus:
     corpus = Corpus.open(folder)
     if corpus.header.same_request(wanted):
         return corpus
-    what = "tokenizer" if corpus.header.documents == wanted.documents else "source"
-    raise ValueError(f"{folder} is a corpus of another {what}; delete it, or prepare into another folder")
+    if corpus.header.documents == wanted.documents:
+        raise ValueError(f"{folder} is a corpus of another tokenizer; delete it, or prepare into another folder")
+    found, asked = (_source_name(header.documents) for header in (corpus.header, wanted))
+    changed = "their text has changed since" if found == asked else f"not of {asked}"
+    raise ValueError(
+        f"{folder} is a corpus of another source: it was made of {found}, {changed}; delete it, or give another folder "
+        "(data.corpus)"
+    )
+
+
+def _source_name(documents: Mapping[str, Any]) -> str:
+    """The inputs that a corpus was made of, as people name them."""
+    parts = [part for part in documents.get("parts", [documents]) if isinstance(part, Mapping)]
+    names = []
+    for part in parts:
+        name = str(part.get("name", part.get("kind", "unknown inputs")))
+        separator = part.get("separator")
+        names.append(
+            name if "separator" not in part else f"{name} ({f'split at {separator}' if separator else 'whole'})"
+        )
+    most = documents.get("max_documents")
+    return ", ".join(names) + (f", the first {most} documents" if most else "")
 
 
 def _start(folder: Path) -> Path:

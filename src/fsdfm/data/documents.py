@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 __all__ = [
+    "SEPARATOR",
     "Chunk",
     "Documents",
     "HubDataset",
@@ -34,6 +35,9 @@ __all__ = [
     "open_documents",
     "texts",
 ]
+
+SEPARATOR = "<|endoftext|>"
+"""Stands between the documents of a text file unless another separator is named."""
 
 _READ_BYTES = 2**18
 _PIECE_CHARS = 2**14
@@ -79,25 +83,23 @@ class Documents(Protocol):
 
 def open_documents(
     inputs: str | Path | Sequence[str | Path],
-    separator: str | None = None,
+    separator: str = SEPARATOR,
     field: str = "text",
     *,
     max_documents: int | None = None,
 ) -> Documents:
     """The documents that a user's inputs name, in the order given.
 
-    An input is a text file (one document, or several with a `separator` such as `<|endoftext|>` between them), a
-    `.jsonl` or `.parquet` file with the text in `field`, `hf:NAME[:CONFIG[:SPLIT]]` for a Hugging Face dataset, or
+    An input is a text file (documents with the `separator` between them; with "" it is one document), a `.jsonl`
+    or `.parquet` file with the text in `field`, `hf:NAME[:CONFIG[:SPLIT]]` for a Hugging Face dataset, or
     `builtin:pydoc` for the documentation that comes with Python.
     """
     inputs = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
     if not inputs:
         raise ValueError("there is no input; name a text file, a dataset (hf:NAME) or builtin:pydoc")
-    if separator == "":
-        raise ValueError("separator is empty; give the text that stands between documents, or None")
     if max_documents is not None and max_documents < 1:
         raise ValueError(f"max_documents is {max_documents}; allowed are 1 and more, or None for all")
-    return _Chain(tuple(_open(str(name), separator, field) for name in inputs), max_documents)
+    return _Chain(tuple(_open(str(name), separator or None, field) for name in inputs), max_documents)
 
 
 def texts(documents: Documents) -> Iterator[str]:

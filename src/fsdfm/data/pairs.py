@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.data.batches import Batch, Blocks, RowSource, permute
+from fsdfm.data.batches import Blocks, RowSource, TrainingBatch, permute
 from fsdfm.files import lock, read_text, write_json
 from fsdfm.noise import Noise, Purpose
 
@@ -60,7 +60,7 @@ class PairHeader:
             record = json.loads(read_text(folder / _HEADER))
             version = record["version"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{folder} holds no pairs ({error}); make them with `fsdfm couple`") from error
+            raise ValueError(f"{folder} holds no pairs ({error}); make them with `fsdfm reflow`") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{folder} holds pairs of format version {version}; this program reads {FORMAT_VERSION}")
         if set(record) != {field.name for field in fields(cls)}:
@@ -134,7 +134,7 @@ class Pairs:
         self.header = PairHeader.read(self.folder)
         count = (self.folder / _ROWS).stat().st_size // self.header.row_bytes
         if not count:
-            raise ValueError(f"{folder} holds no finished pair yet; make some with `fsdfm couple`")
+            raise ValueError(f"{folder} holds no finished pair yet; make some with `fsdfm reflow`")
         shape = (count, 2, self.header.length)
         self.tokens: npt.NDArray[Any] = np.memmap(self.folder / _ROWS, self.header.dtype, "r", shape=shape)
 
@@ -142,13 +142,14 @@ class Pairs:
         """The number of pairs, which is the number of samples in an epoch."""
         return len(self.tokens)
 
-    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
         """The pairs with these sample indices, in this order."""
         index = Noise(self.seed, samples).samples
         place = permute(index % len(self), len(self), index // len(self), seed=self.seed)
         pairs = torch.from_numpy(self.tokens[place.numpy()].astype(np.int64))
         real = torch.ones(len(index), self.header.length, dtype=torch.bool)
-        return Batch(pairs[:, 1], real, index, int(index.max()) + 1 if len(index) else 0, x_0=pairs[:, 0])
+        end = int(index.max()) + 1 if len(index) else 0
+        return TrainingBatch(pairs[:, 1], x_0=pairs[:, 0], real=real, samples=index, next_sample=end)
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,12 @@ class PairsAndText:
         if not 0 <= self.text_share <= 1:
             raise ValueError(f"text_share is {self.text_share}; allowed are 0 <= text_share <= 1")
 
-    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
         """The rows with these sample indices, in this order; which are text depends on seed and index only."""
         pairs, text = self.pairs.rows(samples), self.text.rows(samples)
         assert pairs.x_0 is not None
+        assert pairs.real is not None
+        assert text.real is not None
         chosen = Noise(self.pairs.seed, samples).uniform(Purpose.BATCH, 1, step=1) < self.text_share
         return replace(
             pairs,
@@ -187,7 +190,7 @@ class StepPairs:
     smaller: RowSource
     larger: tuple[tuple[float, Pairs], ...]
 
-    def rows(self, samples: Sequence[int] | Tensor) -> Batch:
+    def rows(self, samples: Sequence[int] | Tensor) -> TrainingBatch:
         """The rows with these sample indices, and what stands for each at larger steps."""
         found = [(h, pairs.rows(samples)) for h, pairs in sorted(self.larger, key=lambda entry: entry[0])]
         larger = tuple((h, rows.x_0, rows.x_1) for h, rows in found if rows.x_0 is not None)

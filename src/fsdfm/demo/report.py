@@ -50,7 +50,7 @@ def write_demo(
         find_model(None)  # an error where there is none
         # Products this small are not worth sharing: on busy cores two threads make a call ten times slower.
         models = {name: load(name, threads=1) for name in embedded_models()}
-    known = read_stored(stored or stored_demo(), {name: lm.bundle.loaded for name, lm in models.items()})
+    known = read_stored(stored or stored_demo(), {name: lm.checkpoint.loaded for name, lm in models.items()})
     programme = Programme.of(list(models), known.sampling, long=long)
     with progress("stories", sum(order.steps for order in programme.orders), console) as tick:
         made = make_stories(programme.orders, models, tick)
@@ -84,7 +84,7 @@ def _is_stale(known: SavedSamples, name: str, lm: LanguageModel) -> bool:
     """Whether the stored numbers of a model are of other weights than these."""
     if name not in known.evaluations:
         return False
-    return known.evaluations[name].model.get("checkpoint_sha256") != weights_sha256(lm.bundle.model)
+    return known.evaluations[name].model.get("checkpoint_sha256") != weights_sha256(lm.checkpoint.model)
 
 
 def _machine(lm: LanguageModel) -> str:

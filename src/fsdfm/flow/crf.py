@@ -240,6 +240,10 @@ class ChainCRF(Posterior):
         """What is certain tells its neighbours."""
         return replace(self, held=held, forbidden=forbidden)
 
+    def part(self, first: int, count: int) -> ChainCRF:
+        """Their fields."""
+        return replace(self, fields=self.fields.part(first, count), held=self.held[first : first + count])
+
     def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> ChainCRF:
         """The hook changes the fields."""
         return replace(self, fields=self.fields.changed(hook, x_t, t=t, t_next=t_next))

@@ -83,6 +83,10 @@ class Posterior(ABC):
         """
 
     @abstractmethod
+    def part(self, first: int, count: int) -> Posterior:
+        """The posterior of samples first .. first + count - 1, numbered from 0: one network call for many callers."""
+
+    @abstractmethod
     def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> Posterior:
         """The posterior with a hook run over its logits."""
 
@@ -164,6 +168,11 @@ class Independent(Posterior):
     def given(self, held: Tensor, *, forbidden: int | None = None) -> Independent:
         """Others do not notice."""
         return replace(self, held=held, forbidden=forbidden)
+
+    def part(self, first: int, count: int) -> Independent:
+        """The same tiles, asked for by other numbers."""
+        held = None if self.held is None else self.held[first : first + count]
+        return replace(self, tiles=lambda rows: self.tiles(rows + first * self.length), held=held)
 
     def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> Independent:
         """The hook sees few rows at a time, in memory that it may change."""

@@ -35,13 +35,13 @@ class Question:
 
     x_t    int64 [B, L]
     t, h   [B] each, in the precision the network is told
-    rows   positions b * L + i, in order: int64 [N]
+    rows   positions b * L + i, in order: int64 [N]; None: any may be asked about
     """
 
     x_t: Tensor
     t: Tensor
     h: Tensor
-    rows: Tensor
+    rows: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ is wrong.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -28,9 +28,6 @@ from fsdfm.flow import MixturePath
 __all__ = ["HALVINGS", "consistent_time", "expected_agreement"]
 
 HALVINGS = 7  # kappa to 1/128
-
-Agreement = Callable[[Tensor], Tensor]
-"""Times [B] -> the mean of p_{1|t}(x^i) over the text of every row, [B]: one network call."""
 
 
 def expected_agreement(path: MixturePath, t: Tensor) -> Tensor:
@@ -44,11 +41,13 @@ def expected_agreement(path: MixturePath, t: Tensor) -> Tensor:
     return (kappa + noise / num_real) / (kappa + noise)
 
 
-def consistent_time(agreement: Agreement, path: MixturePath, num_tokens: Tensor) -> Tensor:
-    """The time t at which agreement(t) = A(t), by bisection of kappa over [0, 1 - 1/num_tokens]: float64 [B].
+def consistent_time(path: MixturePath, num_tokens: Tensor) -> Generator[Tensor, Tensor, Tensor]:
+    """The time t at which a text agrees with itself, agreement(t) = A(t): float64 [B], one per text.
 
-    A text that agrees better than A at the end of that range is clean as far as the model can tell, and gets its last
-    time; one that agrees worse everywhere gets 0. It takes HALVINGS + 1 calls.
+    A generator that yields times [B], receives the mean of p_{1|t}(x^i) over each text there [B] (one network call) and
+    returns t, found by bisection of kappa over [0, 1 - 1/num_tokens]. A text that agrees better than A at the end of
+    that range is clean as far as the model can tell, and gets its last time; one that agrees worse everywhere gets 0.
+    It takes HALVINGS + 1 calls.
     """
     if path.source.mask_token is not None and float(path.source.probabilities()[path.source.mask_token]) == 1:
         raise ValueError("this model's noise is the mask, so it takes every word for right; say which are damaged")
@@ -57,7 +56,7 @@ def consistent_time(agreement: Agreement, path: MixturePath, num_tokens: Tensor)
     kappa = high
     for _ in range(HALVINGS + 1):
         t = path.schedule.kappa_inverse(kappa)
-        later = agreement(t) >= expected_agreement(path, t)
+        later = (yield t) >= expected_agreement(path, t)
         low = torch.where(later, kappa, low)
         high = torch.where(later, high, kappa)
         kappa = (low + high) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 import torch
@@ -107,6 +107,14 @@ class SamplerConfig:
             raise ValueError(
                 f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
             ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """What a result file says of the sampler: every option that was chosen or advised, by its name."""
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states")}
+        record["jump"] = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
+        if isinstance(self.grid, Grid):
+            record["grid"] = ",".join(f"{time:g}" for time in self.grid.times.flatten().tolist())
+        return {name: value for name, value in record.items() if value is not None}
 
     def num_steps(self) -> int:
         """S: network calls for a block."""

@@ -86,18 +86,6 @@ class BatchInvariant:
             parts.append(logits[: len(part)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # without a copy where the sampler asks
 
-    @torch.no_grad()
-    def shown_probability(self, x_t: Tensor, t: Tensor, h: Tensor, *, mask_token: int | None) -> Tensor:
-        """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
-        posterior = self.posterior(x_t, t, h).given(torch.full_like(x_t, -1), forbidden=mask_token)
-        tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
-        for part, tile, _ in posterior.marginals(torch.arange(x_t.numel(), device=x_t.device)):
-            wide = tile.to(torch.float32)
-            if mask_token is not None:
-                wide[:, mask_token] = -torch.inf
-            shown[part] = torch.log_softmax(wide, -1).gather(-1, tokens[part, None])[:, 0].cpu().double()
-        return shown.exp().view_as(x_t)
-
 
 def _fill(value: Tensor, rows: int) -> Tensor:
     """The value with its last row repeated up to `rows` rows."""

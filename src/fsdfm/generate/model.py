@@ -53,7 +53,7 @@ def load(
         runtime = Runtime(replace(config, precision=precision))
     lm = LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
     if rounded is not None:
-        rounded(lm.bundle.model)  # once its weights are known to be finite
+        rounded(lm.checkpoint.model)  # once its weights are known to be finite
     return lm
 
 
@@ -103,17 +103,22 @@ class LanguageModel:
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """
 
-    def __init__(self, bundle: Checkpoint, *, runtime: Runtime | None = None):
-        self.bundle = bundle
+    def __init__(self, checkpoint: Checkpoint, *, runtime: Runtime | None = None):
+        self.checkpoint = checkpoint
         self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
-        _require_finite(bundle)
-        self.network = BatchInvariant(bundle.model, self.runtime)
+        _require_finite(checkpoint)
+        self.network = BatchInvariant(checkpoint.model, self.runtime)
         self.encoder = PromptEncoder(
-            bundle.tokenizer, bundle.bos_id, needs_bos=bundle.model.config.next_token, length=bundle.length
+            checkpoint.tokenizer,
+            checkpoint.bos_id,
+            needs_bos=checkpoint.model.config.next_token,
+            length=checkpoint.length,
         )
 
     def __repr__(self) -> str:
-        return f"LanguageModel({self.bundle.loaded or type(self.bundle.model).__name__}, on {self.runtime.device})"
+        return (
+            f"LanguageModel({self.checkpoint.loaded or type(self.checkpoint.model).__name__}, on {self.runtime.device})"
+        )
 
     @overload
     def generate(
@@ -209,21 +214,21 @@ class LanguageModel:
         """
         return self._answer([self.encoder.damaged(text, damaged, begin=begin)], num, options)
 
-    def settings(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
+    def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
         """How these options sample: what they leave open is the model's own advice, if it has any."""
-        return SamplerConfig(**options).advised(self.bundle.facts.get("sampling"))
+        return SamplerConfig(**options).advised(self.checkpoint.facts.get("sampling"))
 
     def stream(self, asked: str | Request | None = None, **options: Unpack[SamplerOptions]) -> Stream:
         """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`."""
         request = asked if isinstance(asked, Request) else self.encoder.continuation(asked, None)
-        return Stream(GenerationRun(self.bundle, self.network, [request], self.settings(**options)))
+        return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
     def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:
         """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
-        settings = self.settings(**options)
+        config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
-            walk = GenerationRun(self.bundle, self.network, [requests[index] for index in group], settings)
+            walk = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
             for _ in walk.run():
                 pass
             answers |= dict(zip(group, walk.results(), strict=True))
@@ -240,14 +245,14 @@ class LanguageModel:
         order = noise.uniform(Purpose.DATA, len(original)).argsort()[0]
         damaged = torch.zeros(len(original), dtype=torch.bool)
         damaged[order[: max(1, round(share * len(original)))]] = True
-        other = noise.integers(Purpose.DATA, len(original), self.bundle.tokenizer.vocab_size - 1, step=1)[0]
+        other = noise.integers(Purpose.DATA, len(original), self.checkpoint.tokenizer.vocab_size - 1, step=1)[0]
         other += other >= torch.tensor(original)  # every token but the right one
         tokens = tuple(torch.where(damaged, other, torch.tensor(original)).tolist())
-        return Corruption(self.bundle.tokenizer.decode(tokens), tokens, original, tuple(damaged.tolist()))
+        return Corruption(self.checkpoint.tokenizer.decode(tokens), tokens, original, tuple(damaged.tolist()))
 
     def pieces(self, text: str) -> tuple[str, ...]:
         """The text of every token of a text: what `damaged` counts."""
-        return pieces_of(self.bundle.tokenizer, self.bundle.tokenizer.encode(text))
+        return pieces_of(self.checkpoint.tokenizer, self.checkpoint.tokenizer.encode(text))
 
     def _answer(
         self, requests: Sequence[Request], num: int | None, options: SamplerOptions
@@ -268,8 +273,8 @@ def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:
         yield from (same[start : start + _GROUP] for start in range(0, len(same), _GROUP))
 
 
-def _require_finite(bundle: Checkpoint) -> None:
+def _require_finite(checkpoint: Checkpoint) -> None:
     """Raise if a weight is NaN or infinite: the model could only write nonsense."""
-    for name, value in bundle.model.named_parameters():
+    for name, value in checkpoint.model.named_parameters():
         if not bool(torch.isfinite(value).all()):
             raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")

@@ -27,19 +27,19 @@ _GAP = re.compile(r"\\\[\[|\[\[(\d+)\]\]|\[\[")
 class Request:
     """A row of tokens to be completed.
 
-    tokens   the row; where nothing is given, the token is ignored, or it is a draft
-    given    stands fast: the `frozen` of the sampler
-    marked   said to be damaged
-    lead     1 where the first token begins the document and is no part of the text, else 0
+    tokens   the row; where it is not frozen, the token is ignored, or it is a draft
+    frozen   stands fast: the `frozen` of the sampler
+    damaged  said to be damaged
+    num_bos  1 where the first token begins the document and is no part of the text, else 0
     ends     whether the text may end early, at the end of a document; else that token is not written
-    draft    whether the tokens that are not given are a draft to set out from, not gaps to fill: blind repair
+    draft    whether the tokens that are not frozen are a draft to set out from, not gaps to fill: blind repair
     copy     numbers several texts of one request
     """
 
     tokens: tuple[int, ...]
-    given: tuple[bool, ...]
-    marked: tuple[bool, ...] = ()
-    lead: int = 0
+    frozen: tuple[bool, ...]
+    damaged: tuple[bool, ...] = ()
+    num_bos: int = 0
     ends: bool = False
     draft: bool = False
     copy: int = 0
@@ -55,7 +55,7 @@ class Request:
 
         28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block.
         """
-        fixed = [(i, self.tokens[i]) for i in range(self.lead, len(self.tokens)) if self.given[i] or self.draft]
+        fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or self.draft]
         digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
         return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
 
@@ -76,61 +76,61 @@ class PromptEncoder:
         length = self.length if length is None else length
         if length != int(length) or length < 1:
             raise ValueError(f"length is {length}; allowed are whole numbers >= 1, tokens in all")
-        lead = self._lead(begin)
+        bos = self._bos(begin)
         ahead = [] if prompt is None else self._encode(prompt, "the prompt", opening=True)
         behind = [] if suffix is None else self._encode(suffix, "the suffix", opening=False)
-        free = length - len(lead) - len(ahead) - len(behind)
+        free = length - len(bos) - len(ahead) - len(behind)
         if free < 1:
-            fixed = len(lead) + len(ahead) + len(behind)
+            fixed = len(bos) + len(ahead) + len(behind)
             longer = "" if length >= self.length else f", up to {self.length} without a loss"
             raise ValueError(
                 f"what is given has {fixed} tokens and leaves no room in a length of {length}; "
                 f"shorten it, or ask for a greater length{longer}"
             )
-        tokens = [*lead, *ahead, *[0] * free, *behind]
-        given = [True] * (len(lead) + len(ahead)) + [False] * free + [True] * len(behind)
-        return Request(tokens=tuple(tokens), given=tuple(given), lead=len(lead), ends=suffix is None)
+        tokens = [*bos, *ahead, *[0] * free, *behind]
+        frozen = [True] * (len(bos) + len(ahead)) + [False] * free + [True] * len(behind)
+        return Request(tokens=tuple(tokens), frozen=tuple(frozen), num_bos=len(bos), ends=suffix is None)
 
     def gaps(self, text: str, *, begin: Begin = "document") -> Request:
         r"""A text with gaps: `[[6]]` stands for six tokens, `\[[` for the two characters."""
-        lead = self._lead(begin)
-        tokens, given = list(lead), [True] * len(lead)
+        bos = self._bos(begin)
+        tokens, frozen = list(bos), [True] * len(bos)
         parts = _split_gaps(_require_text(text))
         for index, part in enumerate(parts):
             if isinstance(part, int):
                 tokens += [0] * part
-                given += [False] * part
+                frozen += [False] * part
                 continue
             before_gap = index + 1 < len(parts)
             shown = part.removesuffix(" ") if before_gap and self._space_leads else part
             ids = self._encode(shown, "the text", opening=index == 0) if shown else []
             tokens += ids
-            given += [True] * len(ids)
-        if all(given):
+            frozen += [True] * len(ids)
+        if all(frozen):
             raise ValueError("the text has no gap; write [[6]] where six tokens are missing")
-        return Request(tokens=tuple(tokens), given=tuple(given), lead=len(lead))
+        return Request(tokens=tuple(tokens), frozen=tuple(frozen), num_bos=len(bos))
 
     def damaged(
         self, text: str | Sequence[int], damaged: Damage | None = None, *, begin: Begin = "document"
     ) -> Request:
         """A text to repair: at the damaged places, or blind, where every token may change."""
-        lead = self._lead(begin)
+        bos = self._bos(begin)
         tokens = self._encode(text, "the text", opening=True) if isinstance(text, str) else self._check(text)
         if damaged is None:
             marked = [False] * len(tokens)
-            given = [True] * len(lead) + [False] * len(tokens)
+            frozen = [True] * len(bos) + [False] * len(tokens)
         else:
             marked = self._mark(tokens, damaged)
-            given = [True] * len(lead) + [not mark for mark in marked]
+            frozen = [True] * len(bos) + [not mark for mark in marked]
         return Request(
-            tokens=(*lead, *tokens),
-            given=tuple(given),
-            marked=(*[False] * len(lead), *marked),
-            lead=len(lead),
+            tokens=(*bos, *tokens),
+            frozen=tuple(frozen),
+            damaged=(*[False] * len(bos), *marked),
+            num_bos=len(bos),
             draft=damaged is None,
         )
 
-    def _lead(self, begin: Begin) -> list[int]:
+    def _bos(self, begin: Begin) -> list[int]:
         """What stands at position 0: BOS, as in training, or the end of the document before."""
         if begin not in get_args(Begin):
             raise ValueError(f"begin is {begin!r}; allowed are {', '.join(get_args(Begin))}")

@@ -91,6 +91,7 @@ class Generation:
     seed, copy     what made its noise
     finished       the model ended the text itself
     states         the text at every step, if asked for
+    warnings       what should be known about it, in sentences
     """
 
     text: str
@@ -110,6 +111,7 @@ class Generation:
     copy: int
     finished: bool
     states: tuple[State, ...] = field(default=(), repr=False)
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text

@@ -1,1 +1,74 @@
-"""Training: teachers, objectives, the optimiser and the visible loop. Trains any module that is a split denoiser."""
+"""Training: objectives, teachers, the optimiser and the visible loop. Trains any module that is a split denoiser.
+
+What a recipe may name as a kind is registered here, one line each; see `register_objective` for how to add your own.
+"""
+
+from fsdfm.learn.causal import NextTokenConfig, NextTokenObjective
+from fsdfm.learn.fewstep import FewStepConfig, FewStepObjective, make_few_step_objective
+from fsdfm.learn.objective import (
+    OBJECTIVES,
+    TEACHERS,
+    Objective,
+    Outcome,
+    Target,
+    Teacher,
+    TrainableDenoiser,
+    register_objective,
+    register_teacher,
+)
+from fsdfm.learn.path import (
+    CrossEntropy,
+    FineTimes,
+    GeneralisedKL,
+    MultiplesOfH,
+    PathConfig,
+    PathLoss,
+    PathObjective,
+    TimeGrid,
+    make_path_objective,
+)
+from fsdfm.learn.teacher import (
+    TABLEAUS,
+    NoTeacherConfig,
+    ShortcutConfig,
+    ShortcutTeacher,
+    Stage,
+    Tableau,
+    make_shortcut_teacher,
+)
+
+__all__ = [
+    "OBJECTIVES",
+    "TABLEAUS",
+    "TEACHERS",
+    "CrossEntropy",
+    "FewStepConfig",
+    "FewStepObjective",
+    "FineTimes",
+    "GeneralisedKL",
+    "MultiplesOfH",
+    "NextTokenConfig",
+    "NextTokenObjective",
+    "NoTeacherConfig",
+    "Objective",
+    "Outcome",
+    "PathConfig",
+    "PathLoss",
+    "PathObjective",
+    "ShortcutConfig",
+    "ShortcutTeacher",
+    "Stage",
+    "Tableau",
+    "Target",
+    "Teacher",
+    "TimeGrid",
+    "TrainableDenoiser",
+    "register_objective",
+    "register_teacher",
+]
+
+register_objective("path", PathConfig, make_path_objective)
+register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())
+register_teacher("none", NoTeacherConfig, lambda config: None)
+register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)

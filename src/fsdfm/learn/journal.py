@@ -49,7 +49,7 @@ def _step_of(line: str) -> float:
 
 
 class ProgressBar:
-    """Loss, tokens/s and time left: a moving line on a terminal, a line a report anywhere else."""
+    """Losses, tokens/s and time left: a moving line on a terminal, a line per report anywhere else."""
 
     def __init__(self, console: Console, total: int, done: int):
         self.console = console
@@ -57,11 +57,11 @@ class ProgressBar:
             TextColumn("train"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  {task.fields[left]}"),
+            TextColumn("loss {task.fields[loss]}{task.fields[parts]}  {task.fields[speed]}  {task.fields[left]}"),
             TimeElapsedColumn(),
         )
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.task = self.progress.add_task("train", total=total, completed=done, loss="?", speed="", left="")
+        self.task = self.progress.add_task("train", total=total, completed=done, loss="?", parts="", speed="", left="")
 
     def __enter__(self) -> ProgressBar:
         self.progress.start()
@@ -75,17 +75,24 @@ class ProgressBar:
         self.progress.update(self.task, completed=trainer.training_step, loss=f"{trainer.last_loss:.4g}")
 
     def report(self, report: Report) -> None:
-        """Show the speed and the time left."""
+        """Show the parts of the loss, the speed and the time left."""
         speed, left = f"{report.tokens_per_second:,.0f} tokens/s", duration(report.seconds_left) + " left"
-        self.progress.update(self.task, speed=speed, left=left)
+        parts = _parts(report.logs)
+        self.progress.update(self.task, parts=parts, speed=speed, left=left)
         if not self.console.is_terminal:
-            self.say(f"step {report.training_step}  loss {report.loss:.4g}  {speed}  {left}")
+            self.say(f"step {report.training_step}  loss {report.loss:.4g}{parts}  {speed}  {left}")
         if report.alarm:
             self.say(f"warning: {report.alarm}")
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         say(self.console, text)
+
+
+def _parts(logs: Mapping[str, float]) -> str:
+    """The losses that a loss is made of, such as (path 5.1, distil 0.2), where there are any."""
+    known = [f"{name.removesuffix('_loss')} {value:.4g}" for name, value in logs.items() if name.endswith("_loss")]
+    return f" ({', '.join(known)})" if known else ""
 
 
 def duration(seconds: float) -> str:

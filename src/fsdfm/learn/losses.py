@@ -7,15 +7,15 @@ is computed twice. The two functions below it have one pass over the vocabulary 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsdfm.learn.teacher import TrainableDenoiser
+from fsdfm.learn.objective import TrainableDenoiser
 
-__all__ = ["CHUNK", "ChunkLoss", "chunked_loss", "log_probs_at", "soft_cross_entropy"]
+__all__ = ["CHUNK", "ChunkLoss", "chunked_loss", "log_probs_at", "soft_cross_entropy", "without_token"]
 
 CHUNK = 256  # rows of logits that live at a time
 
@@ -115,19 +115,27 @@ class _ChunkedLoss(torch.autograd.Function):
         return (d_features * d_total, None, None, None, None, *[d * d_total for d in d_parameters])
 
 
-def joint_parameters(model: TrainableDenoiser) -> list[Tensor]:
-    """The weights of a model's joint head, if it has one."""
-    joint = getattr(model, "joint", None)
-    return [] if joint is None else list(joint.parameters())
+def without_token(logits: Tensor, token: int) -> Tensor:
+    """Logits [n, V] under which a token is never drawn."""
+    column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    column[token] = True
+    return logits.masked_fill(column, -torch.inf)
 
 
 def chunked_loss(
-    model: TrainableDenoiser, features: Tensor, weight: Tensor, *, losses: ChunkLoss, chunk: int | None = CHUNK
+    model: TrainableDenoiser,
+    features: Tensor,
+    weight: Tensor,
+    *,
+    losses: ChunkLoss,
+    chunk: int | None = CHUNK,
+    parameters: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """Summed weighted loss and the loss of each row, for features [N, C] and weights [N].
 
-    chunk   rows of logits that live at a time; None keeps them all, in plain autograd: the reference for tests and
-            benchmarks
+    chunk        rows of logits that live at a time; None keeps them all, in plain autograd: the reference for tests
+                 and benchmarks
+    parameters   what the losses depend on beside the head
     """
     if chunk is None:
         per_row = losses(model.logits_at(features).float(), slice(None))
@@ -137,4 +145,4 @@ def chunked_loss(
         per_row = torch.cat([losses(model.logits_at(features[rows]).float(), rows) for rows in parts])
         return (weight * per_row).sum(), per_row
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *joint_parameters(model))
+    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *parameters)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdfm.learn.teacher import TrainableDenoiser
+from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.runtime import is_sharded, local
 
 __all__ = ["EMA", "OptimConfig", "Optimiser", "WithoutDropout"]

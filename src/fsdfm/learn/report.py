@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from fsdfm.learn.objective import FewStepObjective, Objective, Outcome
+from fsdfm.learn.objective import Objective, Outcome
 from fsdfm.learn.teacher import ShortcutTeacher, Stage, Tableau
 
 __all__ = ["EntropyAlarm", "Report", "Tally", "own_entropy"]
@@ -129,7 +129,12 @@ class EntropyAlarm:
 
 
 def own_entropy(objective: Objective) -> Objective | None:
-    """The objective that notes as target entropy what the network itself says; None where there is no teacher."""
-    if not isinstance(objective, FewStepObjective):
+    """The objective that notes as target entropy what the network itself says; None where there is no teacher.
+
+    It needs an objective that is a dataclass with the field `teacher`.
+    """
+    teacher = objective.teacher
+    if teacher is None or not is_dataclass(objective) or "teacher" not in {f.name for f in fields(objective)}:
         return None
-    return replace(objective, teacher=ShortcutTeacher(_ITSELF))
+    itself = ShortcutTeacher(_ITSELF, from_h=teacher.from_h, temperature=teacher.temperature, network=teacher.network)
+    return replace(objective, teacher=itself)

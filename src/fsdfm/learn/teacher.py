@@ -7,35 +7,30 @@ h/2, in a state reached by a jump from the state of an earlier stage; the answer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fsdfm.flow import ExactJump, Independent, Jump, MixturePath, SamplerState, Schedule, advance
+from fsdfm.flow import RULES, ExactJump, Independent, Jump, MixturePath, SamplerState, Schedule, advance
+from fsdfm.learn.objective import TrainableDenoiser
+from fsdfm.learn.registry import find_named
 from fsdfm.noise import Noise
 
-__all__ = ["TABLEAUS", "ShortcutTeacher", "Stage", "Tableau", "Target", "TrainableDenoiser", "chained_weights"]
+__all__ = [
+    "TABLEAUS",
+    "FeatureTarget",
+    "NoTeacherConfig",
+    "ShortcutConfig",
+    "ShortcutTeacher",
+    "Stage",
+    "Tableau",
+    "chained_weights",
+    "make_shortcut_teacher",
+]
 
 Average = Literal["logits", "probabilities"]
-
-
-class TrainableDenoiser(Protocol):
-    """What training needs of a network: a trunk, a linear head, and the logits of chosen rows."""
-
-    @property
-    def head(self) -> nn.Module:
-        """The last linear layer."""
-        ...
-
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """Features [B, L, C], the head's input."""
-        ...
-
-    def logits_at(self, rows: Tensor) -> Tensor:
-        """The head: [N, C] -> [N, V]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ TABLEAUS: dict[str, Tableau] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class FeatureTarget:
     """What the student should say: features of each stage and their weights, turned into probabilities on demand.
 
     The head is linear, so a mean of logits is the head of the mean of features, and it is taken once; a mean of
@@ -125,13 +120,14 @@ class Target:
     model: TrainableDenoiser
     features: list[Tensor]  # each [N, C]
     weights: list[Tensor]  # each [N, 1]
+    temperature: float = 1.0
 
     @torch.no_grad()
-    def log_probs(self, rows: slice | Tensor, *, temperature: float, forbidden: int | None) -> Tensor:
+    def log_probs(self, rows: slice | Tensor, *, forbidden: int | None) -> Tensor:
         """log p of the target at some rows: float32 [n, V]."""
         parts = []
         for features, weight in zip(self.features, self.weights, strict=True):
-            logits = self.model.logits_at(features[rows]).float().div_(temperature)
+            logits = self.model.logits_at(features[rows]).float().div_(self.temperature)
             if forbidden is not None:
                 logits[:, forbidden] = -torch.inf
             parts.append(torch.log_softmax(logits, -1).add_(torch.log(weight[rows]).float()))
@@ -140,11 +136,30 @@ class Target:
 
 @dataclass(frozen=True)
 class ShortcutTeacher:
-    """Runs a tableau over [t, t+h]; `average` overrides what the tableau averages, `jump` is the rule of its hops."""
+    """Runs a tableau over [t, t+h].
+
+    jump          the rule of its hops
+    average       overrides what the tableau averages
+    from_h        tau: steps of this size and larger learn from it
+    temperature   of its target, and of the student that is compared with it
+    network       who is asked: the averaged weights, or the student
+    """
 
     tableau: Tableau
     jump: Jump = field(default_factory=ExactJump)
     average: Average | None = None
+    from_h: float = 2.0**-9
+    temperature: float = 1.0
+    network: Literal["ema", "student"] = "ema"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; allowed are finite numbers > 0 (the paper uses 1)")
+
+    @property
+    def calls(self) -> int:
+        """One per stage."""
+        return len(self.tableau.stages)
 
     @torch.no_grad()
     def target(
@@ -157,7 +172,7 @@ class ShortcutTeacher:
         h: Tensor,
         noise: Noise,
         frozen: Tensor | None = None,
-    ) -> Target:
+    ) -> FeatureTarget:
         """The target of a step of size h [B] from x_t [B, L] at t [B], by `model`, usually the EMA of the student."""
         times: list[Tensor] = []
         states: list[Tensor] = []
@@ -174,15 +189,59 @@ class ShortcutTeacher:
             states.append(state)
             features.append(model.trunk(state, times[-1].to(x_t.device), (h / 2).to(x_t.device)))
         weights = self.tableau.weights_at(path.schedule, t, h)
-        return _averaged(model, features, weights.to(x_t.device), average=self.average or self.tableau.average)
+        average = self.average or self.tableau.average
+        return replace(
+            _averaged(model, features, weights.to(x_t.device), average=average), temperature=self.temperature
+        )
 
 
-def _averaged(model: TrainableDenoiser, features: list[Tensor], weights: Tensor, *, average: Average) -> Target:
+def _averaged(model: TrainableDenoiser, features: list[Tensor], weights: Tensor, *, average: Average) -> FeatureTarget:
     length = features[0].shape[1]
     if average == "logits":
         mean = sum(w.to(f.dtype)[:, None, None] * f for w, f in zip(weights.T, features, strict=True))
         assert isinstance(mean, Tensor)
-        return Target(model, [mean.flatten(0, 1)], [torch.ones(mean.shape[0] * length, 1, device=mean.device)])
+        return FeatureTarget(model, [mean.flatten(0, 1)], [torch.ones(mean.shape[0] * length, 1, device=mean.device)])
     used = [k for k in range(len(features)) if bool((weights[:, k] > 0).any())]
     rows = [weights[:, k, None].expand(-1, length).reshape(-1, 1) for k in used]
-    return Target(model, [features[k].flatten(0, 1) for k in used], rows)
+    return FeatureTarget(model, [features[k].flatten(0, 1) for k in used], rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTeacherConfig:
+    """The key of [objective.teacher] with kind = "none": every step size takes the path loss."""
+
+    kind: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortcutConfig:
+    """The keys of [objective.teacher] with kind = "shortcut"."""
+
+    kind: str = "shortcut"
+    tableau: str = "rk4"  # rk2, rk4, classical-rk4, heun, midpoint, chained
+    from_h: float = 2.0**-9  # tau: steps of this size and larger learn from the teacher, the others take the path loss
+    average: Average | None = None  # None: what the tableau says
+    jump: Literal["exact", "single", "instant"] = "exact"  # the rule of the teacher's own steps
+    network: Literal["ema", "student"] = "ema"  # who the teacher asks
+    temperature: float = 1.0  # of teacher and student in the distillation
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_h <= 1:
+            raise ValueError(
+                f'from_h is {self.from_h}; allowed are step sizes 0 <= from_h <= 1; objective.teacher = "none" '
+                "takes the path loss at all of them"
+            )
+
+
+def make_shortcut_teacher(config: ShortcutConfig) -> ShortcutTeacher:
+    """The teacher of a recipe's section."""
+    rule = RULES[config.jump]
+    assert isinstance(rule, Jump)
+    return ShortcutTeacher(
+        find_named(TABLEAUS, config.tableau, "objective.teacher.tableau"),
+        jump=rule,
+        average=config.average,
+        from_h=config.from_h,
+        temperature=config.temperature,
+        network=config.network,
+    )

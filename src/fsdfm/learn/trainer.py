@@ -11,21 +11,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fsdfm.learn.objective import Batch, Objective, Outcome
+from fsdfm.data import TrainingBatch
+from fsdfm.learn.objective import Objective, Outcome, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser
 from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
-from fsdfm.learn.teacher import TrainableDenoiser
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
-__all__ = ["Every", "Feed", "Hooks", "MicroBatch", "Trainer", "TrainerConfig", "TrainingState"]
+__all__ = ["Every", "Feed", "Hooks", "Trainer", "TrainerConfig", "TrainingState"]
 
 _REFERENCE_BATCHES = 4
 
@@ -53,17 +53,8 @@ class TrainerConfig:
             raise ValueError(f"seed is {self.seed}; allowed are 0 <= seed < 2**63")
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows that pass the network at once, their global sample indices [B], and the state of the data after them."""
-
-    batch: Batch
-    samples: Tensor
-    next_sample: int
-
-
-Feed = Callable[[int], Iterator[MicroBatch]]
-"""From the index of the next sample to the micro-batches from there on, without end."""
+Feed = Callable[[int], Iterator[TrainingBatch]]
+"""From the index of the next sample to the portions of batches from there on, without end."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +140,11 @@ class Trainer:
         self._save()
         return True
 
-    def _train_step(self, portions: Iterator[MicroBatch]) -> None:
+    def _train_step(self, portions: Iterator[TrainingBatch]) -> None:
         """One step of the optimiser: gradients of all portions, clipped; weights, then their average."""
         self.model.train()
         self.optimiser.forget()
-        seen: list[MicroBatch] = []
+        seen: list[TrainingBatch] = []
         losses: list[float] = []
         for left in reversed(range(self.config.accumulate)):
             portion = next(portions)
@@ -169,23 +160,23 @@ class Trainer:
         self._tally.norms.append(norm)
         self._tally.steps += 1
         self.last_loss = sum(losses) / len(losses)
-        self.tokens += self.processes.count * sum(part.batch.x_1.numel() for part in seen)
+        self.tokens += self.processes.count * sum(part.x_1.numel() for part in seen)
         self.training_step += 1
         self.next_sample = seen[-1].next_sample
 
-    def _learn(self, portion: MicroBatch) -> float:
+    def _learn(self, portion: TrainingBatch) -> float:
         """Add the gradient of a portion; its loss over all processes."""
         outcome = self._outcome(portion)
         loss = self.processes.mean(outcome.logs["loss"])
         if not math.isfinite(loss):  # on every process: none goes on to wait for another's gradient
             raise self._diverged(f"the loss is {loss}", _broken_samples(portion, outcome))
         (outcome.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
-        self._tally.add(outcome, portion.batch.x_1.numel())
+        self._tally.add(outcome, portion.x_1.numel())
         return loss
 
-    def _outcome(self, portion: MicroBatch) -> Outcome:
+    def _outcome(self, portion: TrainingBatch) -> Outcome:
         seed, samples = self.config.seed, portion.samples
-        batch = _moved(portion.batch, self.runtime.device)
+        batch = portion.to(self.runtime.device)
 
         def outcome(model: TrainableDenoiser) -> Outcome:
             return self.objective(
@@ -250,12 +241,12 @@ class Trainer:
         self.alarm.reference = self.assess(self.model, objective, portions).means().get("target_entropy")
 
     @torch.no_grad()
-    def assess(self, network: nn.Module, objective: Objective, portions: Iterable[MicroBatch]) -> Tally:
+    def assess(self, network: nn.Module, objective: Objective, portions: Iterable[TrainingBatch]) -> Tally:
         """What an objective says of a network about some portions, over all processes; nothing is learnt from them."""
         tally = Tally()
         asked: TrainableDenoiser = network.eval()  # type: ignore[assignment]
         for portion in portions:
-            noise, batch = Noise(self.config.seed, portion.samples), _moved(portion.batch, self.runtime.device)
+            noise, batch = Noise(self.config.seed, portion.samples), portion.to(self.runtime.device)
             with self.runtime.autocast():
                 tally.add(objective(asked, batch, noise, training_step=0, ema=asked), batch.x_1.numel())
         self.runtime.settle(network)
@@ -309,18 +300,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    moved = {
-        name: None if value is None else value.to(device, non_blocking=True)
-        for name, value in (("x_0", batch.x_0), ("real", batch.real), ("given", batch.given))
-    }
-    larger = tuple(
-        (h, x_0.to(device, non_blocking=True), x_1.to(device, non_blocking=True)) for h, x_0, x_1 in batch.larger
-    )
-    return replace(batch, x_1=batch.x_1.to(device, non_blocking=True), larger=larger, **moved)  # type: ignore[arg-type]
-
-
-def _broken_samples(portion: MicroBatch, outcome: Outcome) -> list[int]:
+def _broken_samples(portion: TrainingBatch, outcome: Outcome) -> list[int]:
     """The samples whose own loss is not finite; all where each one's is but their sum is not."""
     if math.isfinite(outcome.logs["loss"]):
         return []  # another process has them

@@ -1,6 +1,6 @@
 """The composition root of `fsdfm evaluate`: names become models, judges, texts and files here and nowhere else.
 
-outcome = run_evaluation(Request(model="runs/tiny-dfm", judge="smollm2", held_out="valid.txt", json=Path("tiny.json")))
+outcome = run_evaluation(EvaluationRequest(model="runs/tiny-dfm", judge="smollm2", held_out="valid.txt"))
 outcome.evaluation.row(8)
 """
 
@@ -22,14 +22,14 @@ from fsdfm import data as texts
 from fsdfm.checkpoint import Checkpoint, describe_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
-from fsdfm.generate import LanguageModel, load
+from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
 from fsdfm.measure.judges import make_judge
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
 from fsdfm.measure.rows import Begin, Reader, TokenRows, cut_rows
-from fsdfm.measure.sampling import Sampling
+from fsdfm.measure.sampling import SamplingPlan
 from fsdfm.model.weights import weights_sha256
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import (
@@ -46,7 +46,7 @@ from fsdfm.runtime import (
 )
 from fsdfm.terminal import say
 
-__all__ = ["DEFAULT_STEPS", "Outcome", "Request", "count", "parse_steps", "run_evaluation"]
+__all__ = ["DEFAULT_STEPS", "EvaluationRequest", "Outcome", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
 _SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start")
@@ -59,13 +59,13 @@ _OF_SAMPLING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """What a user asks for, in the words of the command line (`fsdfm evaluate --help`)."""
 
     model: str | None = None
     judge: str | None = None
     held_out: str | None = None
-    separator: str | None = "<|endoftext|>"
+    separator: str = texts.SEPARATOR
     field: str = "text"
     begin: Begin = "document"
     training: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ class Request:
     num: int | None = None
     length: int | None = None
     seed: int = 0
-    temperature: float = 1.0
+    temperature: float | None = None
     final_temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    jump: str = "exact"
+    jump: str | None = None
     grid: str = "uniform"
     start: float | None = None
     metrics: str | None = None
@@ -107,7 +107,7 @@ class Outcome:
     speaks: bool = True
 
 
-def run_evaluation(request: Request, *, console: Console | None = None) -> Outcome:
+def run_evaluation(request: EvaluationRequest, *, console: Console | None = None) -> Outcome:
     """Measure what a request asks for; Ctrl-C or SIGTERM ends it early with what is finished.
 
     The processes that `torchrun` started, or `request.processes` of this machine, share the work: no number changes,
@@ -123,12 +123,12 @@ def run_evaluation(request: Request, *, console: Console | None = None) -> Outco
     return Outcome(run.known, finished=True, speaks=run.speaks)
 
 
-def _for_each(request: Request) -> Request:
+def _for_each(request: EvaluationRequest) -> EvaluationRequest:
     """What each of the processes is asked, the machine's threads shared out among them."""
     return replace(request, processes=1, threads=request.threads or share_threads(request.processes))
 
 
-def _follow(request: Request) -> None:
+def _follow(request: EvaluationRequest) -> None:
     """What processes other than the first do."""
     _Run(Console(stderr=True))(request)
 
@@ -144,7 +144,7 @@ class _Run:
         self.console, self.speaks = console, True
         self.known: Evaluation | None = None
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: EvaluationRequest) -> None:
         """Measure."""
         processes = Processes.join() if process_count() > 1 else ALONE
         self.speaks = processes.is_rank0
@@ -165,7 +165,7 @@ class _Run:
                 report.say(f"{request.json}: {there} there already")
             self.known = task(earlier, lambda evaluation: self._keep(evaluation, request, report), report.tell)
 
-    def _keep(self, evaluation: Evaluation, request: Request, report: _Report) -> None:
+    def _keep(self, evaluation: Evaluation, request: EvaluationRequest, report: _Report) -> None:
         if self.speaks and request.json is not None:
             save_evaluation(evaluation, request.json)
         report.evaluation(evaluation)
@@ -175,7 +175,7 @@ class _Run:
 _Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
 
 
-def _from_model(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
     with processes.in_turn():  # the first downloads what is missing, and says what is wrong
         _check_texts(request)
@@ -184,7 +184,7 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
         if request.precision != "float32":  # its weights may be rounded; what is described are those in the folder
             lm = load(request.model, device=request.device, precision=request.precision, threads=request.threads)
         lm.runtime.processes = processes  # each holds the whole model
-        bundle = lm.bundle
+        bundle = lm.checkpoint
         options = _options(request, bundle)
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
@@ -212,7 +212,7 @@ def _from_model(request: Request, processes: Processes, held: ExitStack, console
     return run
 
 
-def _check_texts(request: Request) -> None:
+def _check_texts(request: EvaluationRequest) -> None:
     """Raise where a request asks for what only real text can give."""
     if request.held_out is not None:
         return
@@ -225,12 +225,10 @@ def _check_texts(request: Request) -> None:
         raise ValueError("--matched data needs the data: --held-out FILE")
 
 
-def _options(request: Request, bundle: Checkpoint) -> Options:
+def _options(request: EvaluationRequest, bundle: Checkpoint) -> Options:
     """What to measure of a model."""
-    sampling = Sampling(
-        length=request.length or bundle.length,
-        **{name: getattr(request, name) for name in _SAMPLING},
-    )
+    config = SamplerConfig(seed=request.seed, **{name: getattr(request, name) for name in _SAMPLING})
+    sampling = SamplingPlan(length=request.length or bundle.length, config=config, advice=bundle.facts.get("sampling"))
     return Options(
         sampling=sampling,
         steps=parse_steps(request.steps or DEFAULT_STEPS),
@@ -238,12 +236,11 @@ def _options(request: Request, bundle: Checkpoint) -> Options:
         metrics=_metrics(request.metrics),
         matched=tuple(_target(text, sampling.length) for text in request.matched),
         frontier=_numbers(request.frontier, "--frontier") if request.frontier else (),
-        seed=request.seed,
         batch_size=request.batch_size,
     )
 
 
-def _from_samples(request: Request, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
@@ -265,27 +262,36 @@ def _from_samples(request: Request, processes: Processes, held: ExitStack, conso
     return run
 
 
-def _check_no_sampling(request: Request) -> None:
+def _check_no_sampling(request: EvaluationRequest) -> None:
     """Raise where a request says how to sample what was sampled already."""
-    defaults = {f.name: f.default for f in fields(Request)}
+    defaults = {f.name: f.default for f in fields(EvaluationRequest)}
     for name in _OF_SAMPLING:
         if getattr(request, name) != defaults[name]:
             option = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} is given with --from-samples, whose file has decided it; leave it out")
 
 
-def _stored_options(request: Request, archive: Archive) -> Options:
+def _stored_options(request: EvaluationRequest, archive: Archive) -> Options:
     """What to measure of the samples in a file."""
     rows = archive.records("row")
     if not rows:
         raise ValueError(f"{archive.file} holds no complete row; let fsdfm evaluate --samples finish one")
     return Options(
-        sampling=Sampling(**archive.header["sampler"]),
+        sampling=_stored_plan(archive.header),
         steps=parse_steps(request.steps) if request.steps else tuple(sorted({row["steps"] for row in rows})),
         num=request.num or _largest_common(rows),
         metrics=_metrics(request.metrics),
-        seed=archive.header["seed"],
     )
+
+
+def _stored_plan(header: Mapping[str, Any]) -> SamplingPlan:
+    """How the samples of a file were drawn."""
+    known = dict(header["sampler"])
+    length, temperature = int(known.pop("length")), known.pop("temperature", 1.0)
+    known["jump"] = {"stratified": "systematic"}.get(known.get("jump", "exact"), known.get("jump"))
+    advice = {"temperature": temperature} if isinstance(temperature, Mapping) else None
+    config = SamplerConfig(seed=header["seed"], temperature=None if advice else temperature, **known)
+    return SamplingPlan(length=length, config=config, advice=advice)
 
 
 def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -300,7 +306,7 @@ def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
 # --- what is measured against -----------------------------------------------------------------------------------------
 
 
-def _open_data(request: Request, reader: Reader, options: Options, *, held: ExitStack, speaks: bool) -> Data:
+def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, held: ExitStack, speaks: bool) -> Data:
     """Held-out rows, the training text and MAUVE's features, as far as they are named.
 
     speaks   the process that does reads the texts; the others have the features only
@@ -336,7 +342,7 @@ def _shared(data: Data, processes: Processes) -> Data:
     return replace(data, real=real, facts=facts)
 
 
-def _real_rows(corpus: texts.Corpus, request: Request, reader: Reader, options: Options) -> TokenRows:
+def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, options: Options) -> TokenRows:
     length = options.sampling.length
     rows = cut_rows(corpus.tokens, corpus.starts, length, bos_id=reader.bos_id, begin=request.begin)
     if len(rows) < 2:
@@ -354,11 +360,13 @@ def _shuffled(rows: TokenRows) -> TokenRows:
     return shuffled
 
 
-def _corpus(inputs: tuple[str, ...], request: Request, tokenizer: texts.Tokenizer, *, held: ExitStack) -> texts.Corpus:
+def _corpus(
+    inputs: tuple[str, ...], request: EvaluationRequest, tokenizer: texts.Tokenizer, *, held: ExitStack
+) -> texts.Corpus:
     """A prepared corpus, or text made into one that lasts as long as the run."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return texts.Corpus.open(inputs[0], tokenizer)
-    documents = texts.open_documents(inputs, request.separator or None, request.field)
+    documents = texts.open_documents(inputs, request.separator, request.field)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fsdfm-")))
     return texts.prepare(documents, tokenizer, folder / "corpus", progress=False)
 
@@ -423,15 +431,15 @@ def _metrics(text: str | None) -> tuple[str, ...] | None:
 # --- what a result file says of itself --------------------------------------------------------------------------------
 
 
-def _describe(request: Request, lm: LanguageModel) -> dict[str, Any]:
+def _describe(request: EvaluationRequest, lm: LanguageModel) -> dict[str, Any]:
     folder = find_model(request.model).resolve()
     of_run = folder.parent.parent.name if folder.parent.name == "checkpoints" else ""
     return {
         "name": request.name or " ".join(filter(None, (of_run, folder.name))),
         "folder": folder.name,
-        "checkpoint_sha256": weights_sha256(lm.bundle.model),
-        "config": _config(lm.bundle),
-        "num_parameters": sum(p.numel() for p in lm.bundle.model.parameters()),
+        "checkpoint_sha256": weights_sha256(lm.checkpoint.model),
+        "config": _config(lm.checkpoint),
+        "num_parameters": sum(p.numel() for p in lm.checkpoint.model.parameters()),
     }
 
 
@@ -458,17 +466,17 @@ def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options,
         "sampler": options.sampling.to_json(),
         "data": {name: value for name, value in data.facts.items() if not name.startswith(("training", "mauve"))},
         "seed": options.seed,
-        "dtype": "bfloat16" if lm.runtime.bfloat16 else lm.bundle.model.precision,
+        "dtype": "bfloat16" if lm.runtime.bfloat16 else lm.checkpoint.model.precision,
         "device": lm.runtime.device.type,
-        "bos_id": lm.bundle.bos_id,
-        "tokenizer": lm.bundle.tokenizer.definition,
+        "bos_id": lm.checkpoint.bos_id,
+        "tokenizer": lm.checkpoint.tokenizer.definition,
     }
     if file.is_dir():
         file = file / "samples.jsonl"
     return Archive.create(file, header, _SAME_SAMPLES)
 
 
-def _own(request: Request, held: ExitStack) -> None:
+def _own(request: EvaluationRequest, held: ExitStack) -> None:
     """Keep other evaluations away from the files that this one writes."""
     for file in {None if path is None else path.resolve() for path in (request.json, request.samples)}:
         if file is not None and (file.is_dir() or file.is_file() or not file.exists()):  # not a device

@@ -1,6 +1,6 @@
 """The evaluator: tables over step budgets, with real data beside them.
 
-    evaluation = evaluate(bundle, Data(real=rows), judge, Options(steps=(1, 8), sampling=Sampling(length=256)))
+    evaluation = evaluate(bundle, Data(real=rows), judge, Options(steps=(1, 8), sampling=SamplingPlan(length=256)))
     evaluation.row(8).metrics["token_perplexity"]
 
 It changes nothing: the model's weights and mode and every random state are afterwards what they were before.
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fsdfm.checkpoint import Checkpoint
+from fsdfm.generate import LanguageModel
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.collapse import TOLERANCE
 from fsdfm.measure.judges import Judge
@@ -28,7 +29,7 @@ from fsdfm.measure.matching import find_temperature
 from fsdfm.measure.mauve import Features
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.measure.rows import TokenRows
-from fsdfm.measure.sampling import Drawn, Sampler, Sampling
+from fsdfm.measure.sampling import Drawn, SamplingPlan, TaskSampler
 from fsdfm.measure.source import FreshSamples, SampleSource, SavedSamples
 from fsdfm.measure.statistics import Interval, bootstrap_mean
 from fsdfm.measure.suite import METRICS, MetricSuite, Tell
@@ -101,7 +102,7 @@ class Options:
     tolerance   bits within which an entropy counts as matched
     """
 
-    sampling: Sampling
+    sampling: SamplingPlan
     steps: tuple[int, ...] = BUDGETS
     num: int = 256
     metrics: Collection[str] | None = None
@@ -109,8 +110,12 @@ class Options:
     frontier: tuple[float, ...] = ()
     pilot: int = 32
     tolerance: float = 0.03
-    seed: int = 0
     batch_size: int = 16
+
+    @property
+    def seed(self) -> int:
+        """Of the samples and of what is drawn of them."""
+        return self.sampling.config.seed
 
     def __post_init__(self) -> None:
         if self.num < 2:
@@ -118,7 +123,7 @@ class Options:
         if not self.steps or min(self.steps) < 1 or len(set(self.steps)) < len(self.steps):
             raise ValueError(f"steps are {self.steps}; give each budget once, whole numbers from 1 on")
         for temperature in self.frontier:
-            self.sampling.filter(temperature)
+            self.sampling.at(1, temperature)
         if unknown := sorted(set(self.metrics or ()) - set(METRICS)):
             raise ValueError(f"metrics holds {unknown[0]!r}; allowed are {', '.join(METRICS)}")
 
@@ -126,8 +131,8 @@ class Options:
         """Plain rows, matched rows, frontier, few steps first."""
         base, steps = self.sampling.temperature, sorted(self.steps)
         return [
-            *(Job(s, base) for s in steps),
-            *(Job(s, base, target=target) for target in self.matched for s in steps),
+            *(Job(s, base(s)) for s in steps),
+            *(Job(s, base(s), target=target) for target in self.matched for s in steps),
             *(Job(s, t, place="frontier") for t in self.frontier for s in steps),
         ]
 
@@ -186,9 +191,9 @@ def evaluate(
     processes = runtime.processes
     metrics = processes.on_rank0(lambda: _checked_metrics(options.metrics, data, judge))
     with unchanged(bundle.model):
-        sampler = Sampler(bundle, options.sampling, runtime, options.seed, options.batch_size)
+        lm = LanguageModel(bundle, runtime=runtime)
         real = None if data.real is None else data.real[: options.num]
-        supply = FreshSamples(sampler, real, archive, tell)
+        supply = FreshSamples(TaskSampler(lm, options.batch_size), options.sampling, real, archive, tell)
         if archive is not None and data.real is not None:
             archive.add_real(data.real[: 2 * options.num], supply.reader.text)
         facts = {

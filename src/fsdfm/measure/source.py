@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from fsdfm.data import Tokenizer
-from fsdfm.generate.invariant import BatchInvariant
+from fsdfm.generate import Begin
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.nll_bound import Bound, nll_bound
 from fsdfm.measure.results import Row
 from fsdfm.measure.rows import Reader, TokenRows
-from fsdfm.measure.sampling import Continuations, Drawn, Repairs, Sampler, Task, Texts
+from fsdfm.measure.sampling import Continuations, Drawn, Repairs, SamplingPlan, Task, TaskSampler, Texts
 
 __all__ = ["FreshSamples", "SampleSource", "SavedSamples"]
 
@@ -55,7 +55,8 @@ class FreshSamples:
     tell      hears of progress
     """
 
-    sampler: Sampler
+    sampler: TaskSampler
+    plan: SamplingPlan
     real: TokenRows | None
     archive: Archive | None
     tell: Callable[[str, int, int], None]
@@ -63,7 +64,7 @@ class FreshSamples:
     @property
     def reader(self) -> Reader:
         """By the model's tokenizer."""
-        return Reader(self.sampler.bundle.tokenizer, self.sampler.bundle.bos_id)
+        return Reader(self.sampler.lm.checkpoint.tokenizer, self.sampler.lm.checkpoint.bos_id)
 
     @property
     def border(self) -> int:
@@ -80,11 +81,12 @@ class FreshSamples:
         def read() -> Drawn | None:
             return None if archive is None else archive.drawn(kind, steps, temperature=temperature, num=num)
 
-        known = self.sampler.runtime.processes.on_rank0(read)
+        known = self.sampler.lm.runtime.processes.on_rank0(read)
         parts = [] if known is None else [known]
         count = sum(map(len, parts))
         self.tell(name, count, num)
-        for drawn in self.sampler.draw(task, steps, range(count, num), temperature=temperature, noted=not pilot):
+        config = self.plan.at(steps, temperature)
+        for drawn in self.sampler.draw(task, range(count, num), config=config, noted=not pilot):
             if archive is not None:
                 archive.add(kind, steps, drawn, temperature=temperature, first=count, text=self.reader.text)
             parts.append(drawn)
@@ -99,7 +101,9 @@ class FreshSamples:
         parts: list[Bound] = []
         starts = range(0, len(self.real), batch_size)
         self.tell("likelihood bound", 0, len(self.real))
-        for found in self.sampler.runtime.processes.rounds(lambda first: self._bound_part(first, batch_size), starts):
+        for found in self.sampler.lm.runtime.processes.rounds(
+            lambda first: self._bound_part(first, batch_size), starts
+        ):
             parts += found
             self.tell("likelihood bound", sum(len(part.rows) for part in parts), len(self.real))
         bound = Bound(torch.cat([part.rows for part in parts]), parts[0].draws_per_row)
@@ -110,13 +114,12 @@ class FreshSamples:
     def _bound_part(self, first: int, num: int) -> Bound:
         """Of real rows `first` .. `first` + `num` - 1."""
         assert self.real is not None
-        bundle, runtime = self.sampler.bundle, self.sampler.runtime
-        x_1 = torch.from_numpy(self.real[first : first + num].astype(np.int64)).to(runtime.device)
+        lm = self.sampler.lm
+        x_1 = torch.from_numpy(self.real[first : first + num].astype(np.int64)).to(lm.runtime.device)
         given = torch.zeros_like(x_1, dtype=torch.bool)
         given[:, : self.reader.lead] = True
-        network = BatchInvariant(bundle.model, runtime)
-        seed = self.sampler.seed
-        return nll_bound(network, bundle.path, x_1, seed=seed, given=given, first=first, batch_size=num)
+        seed = self.plan.config.seed
+        return nll_bound(lm.network, lm.checkpoint.path, x_1, seed=seed, given=given, first=first, batch_size=num)
 
     def mark(self, place: str, row: Row) -> None:
         """In the archive."""
@@ -127,9 +130,9 @@ class FreshSamples:
             )
 
     def _task(self, kind: str) -> Task:
-        bundle = self.sampler.bundle
         if kind == "text":
-            return Texts(self.sampler.sampling.length, bundle.bos_id)
+            begin: Begin = "anywhere" if self.sampler.lm.checkpoint.bos_id is None else "document"
+            return Texts(self.sampler.lm.encoder.continuation(None, None, length=self.plan.length, begin=begin))
         assert self.real is not None
         return (Continuations if kind == "continuation" else Repairs)(self.real, self.reader.lead)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -13,9 +14,10 @@ from torch import Tensor
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
+from fsdfm.generate import SamplerConfig
 from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
+from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
-from fsdfm.run.build import begin_with, named
 from fsdfm.runtime import Runtime, RuntimeConfig
 
 __all__ = ["PairsConfig", "make_coded_pairs", "make_pairs"]
@@ -26,13 +28,21 @@ class PairsConfig:
     """How a parent's pairs are made."""
 
     num: int = 4096  # in all; what is there already counts
-    steps: int = 64  # of the sampler
     length: int | None = None  # tokens; None: the parent's
-    jump: str = "exact"  # the sampler's rule
     draws: str = "free"  # or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.coupling`)
-    temperature: float = 1.0  # of the parent's posteriors
-    seed: int = 0
     batch_size: int = 16  # made at a time; it does not change them
+    steps: int = 64  # this and the rest as in `SamplerConfig`, the parent's own advice included
+    seed: int = 0
+    jump: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    grid: str = "uniform"
+
+    def sampler(self, bundle: Checkpoint) -> SamplerConfig:
+        """The options of sampling, and where they say nothing what the parent advises."""
+        names = ("steps", "seed", "jump", "temperature", "top_p", "top_k", "grid")
+        return SamplerConfig(**{name: getattr(self, name) for name in names}).advised(bundle.facts.get("sampling"))
 
 
 def make_pairs(
@@ -49,15 +59,22 @@ def make_pairs(
     """
     config = config or PairsConfig()
     bundle = load_model(parent)
-    coupler = _coupler(bundle, config)
-    about = asdict(config)
-    for name in ("num", "length", "batch_size"):
-        del about[name]
-    about["parent"] = weights_sha256(bundle.model)
-    header = data.PairHeader(length=coupler.length, vocab_size=bundle.path.source.vocab_size, about=about)
+    sampler = config.sampler(bundle)
+    maker = _pair_maker(bundle, config, sampler)
+    about = {
+        "steps": sampler.num_steps(),
+        "jump": sampler.jump or "exact",
+        "draws": config.draws,
+        "temperature": 1.0 if sampler.temperature is None else sampler.temperature,
+        "seed": sampler.seed,
+        "parent": weights_sha256(bundle.model),
+    }
+    others = {"top_p": sampler.top_p, "top_k": sampler.top_k, "grid": None if config.grid == "uniform" else config.grid}
+    about |= {name: value for name, value in others.items() if value is not None}
+    header = data.PairHeader(length=maker.length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(bundle.model.eval())
-        return _fill(coupler, out, header, config=config, machine=machine, console=console)
+        return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
 def make_coded_pairs(
@@ -87,7 +104,7 @@ def make_coded_pairs(
     blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
-        return begin_with(first, blocks.rows(samples).x_1)
+        return data.begin_with(first, blocks.rows(samples).x_1)
 
     about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
@@ -109,26 +126,26 @@ def _fill(
     """Make pairs until the folder has as many, with a bar."""
     num, batch_size = config.num, config.batch_size
     with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
-        task = progress.add_task("couple", total=num, completed=writer.count)
+        task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
             for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
         return writer.count
 
 
-def _coupler(bundle: Checkpoint, config: PairsConfig) -> Reflow:
-    rule, draws = named(flow.RULES, config.jump, "jump"), named(DRAWS, config.draws, "draws")
-    if draws is not None and config.jump not in ("exact", "spaced"):
-        raise ValueError(f"jump is {config.jump!r} with tied draws; allowed are exact and spaced")
+def _pair_maker(bundle: Checkpoint, config: PairsConfig, sampler: SamplerConfig) -> Reflow:
+    draws = find_named(DRAWS, config.draws, "draws")
+    if draws is not None and sampler.jump not in (None, "exact", "spaced"):
+        raise ValueError(f"jump is {sampler.jump!r} with tied draws; allowed are exact and spaced")
     return Reflow(
         bundle.model,
         bundle.path,
         config.length or bundle.length,
-        flow.Grid.uniform(config.steps),
-        rule=rule,
-        seed=config.seed,
+        flow.Grid(sampler.make_grid(torch.zeros(1, dtype=torch.float64), bundle.path.schedule).times[0]),
+        rule=sampler.rule(),
+        seed=sampler.seed,
         first_token=bundle.bos_id,
-        filter=None if config.temperature == 1 else flow.Filter(temperature=config.temperature),
+        filter=sampler.filter(),
         draws=draws,
         order=None if draws is None else flow.alike(bundle.model.head.weight),
     )

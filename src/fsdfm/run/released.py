@@ -26,13 +26,13 @@ from fsdfm.files import file_sha256
 from fsdfm.model import DiT
 from fsdfm.terminal import printable
 
-__all__ = ["import_weights"]
+__all__ = ["import_released"]
 
 _WEIGHTS = {"ema": "averaged weights", "raw": "weights as trained", "teacher": "the teacher's weights"}
 _BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4, ... 1024 steps
 
 
-def import_weights(
+def import_released(
     file: str | Path,
     out: str | Path,
     *,

@@ -1,4 +1,4 @@
-"""The loss on text that a run is not trained on: the path loss, whatever the objective, at the same rows and noise."""
+"""The loss on text that a run is not trained on, always at the same rows and noise."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fsdfm import data
-from fsdfm.checkpoint import Checkpoint
+from fsdfm import data, flow
 from fsdfm.config import Recipe
+from fsdfm.learn.objective import Objective
 from fsdfm.learn.trainer import Feed, Trainer
 from fsdfm.run.build import make_feed, make_objective
 from fsdfm.run.corpora import prepare_corpus
@@ -19,11 +19,10 @@ __all__ = ["Validation", "make_validation"]
 
 
 class Validation:
-    """Measures a trainer's averaged weights; a child of few steps is asked at the smallest step, like its parent."""
+    """Measures a trainer's averaged weights by the validation loss of its objective."""
 
-    def __init__(self, recipe: Recipe, bundle: Checkpoint, feed: Feed):
-        self.objective = make_objective(replace(recipe.objective, kind="path"), bundle.path)
-        self.feed, self.num_batches = feed, -(-recipe.held_out.num // recipe.train.batch_size)
+    def __init__(self, objective: Objective, feed: Feed, num_batches: int):
+        self.objective, self.feed, self.num_batches = objective, feed, num_batches
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
         """The loss, and by the quarter of [0, 1) that t lies in."""
@@ -33,14 +32,18 @@ class Validation:
         return {"training_step": trainer.training_step, "held_out_loss": tally.means()["loss"], "by_t": by_time}
 
 
-def make_validation(recipe: Recipe, bundle: Checkpoint, out: Path, *, processes: Processes) -> Validation | None:
+def make_validation(
+    recipe: Recipe, path: flow.MixturePath, *, tokenizer: data.Tokenizer, bos_id: int | None, processes: Processes
+) -> Validation | None:
     """What a recipe wants measured, if anything; its text is packed inside the run's folder."""
     if not recipe.held_out.inputs:
         return None
     config = replace(recipe.data, inputs=recipe.held_out.inputs, max_documents=None)
-    corpus = prepare_corpus(config, out / "held-out", bundle.tokenizer)
+    corpus = prepare_corpus(config, Path(recipe.out) / "held-out", tokenizer)
     rows = data.Blocks(corpus, recipe.data.length, document_starts=recipe.data.document_starts)
     train = recipe.train
     return Validation(
-        recipe, bundle, make_feed(rows, train.batch_size, train.accumulate, bos_id=bundle.bos_id, processes=processes)
+        make_objective(recipe.objective, path).validation,
+        make_feed(rows, train.batch_size, train.accumulate, bos_id=bos_id, processes=processes),
+        -(-recipe.held_out.num // train.batch_size),
     )

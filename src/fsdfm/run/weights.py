@@ -9,12 +9,13 @@ import torch
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
-from fsdfm.config import DataConfig, ModelSection, ObjectiveConfig, Recipe
+from fsdfm.config import DataConfig, ModelSection, Recipe
+from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
-__all__ = ["check", "convert", "export", "model_config", "start"]
+__all__ = ["check", "export", "import_llama2c", "is_step_aware", "model_config", "start"]
 
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
@@ -22,6 +23,11 @@ _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond
 def check(recipe: Recipe) -> None:
     """Raise for what can be told without text and weights, before hours are spent on making tokens."""
     section = recipe.model
+    if section.architecture != "dit" or isinstance(recipe.objective, NextTokenConfig):
+        raise ValueError(
+            f'model.architecture is "{section.architecture}" and objective.kind "{recipe.objective.kind}"; '
+            '"causal" and "next-token" belong together, and this needs a denoiser'
+        )
     chosen = [name for name in ("preset", "parent", "llama2c") if getattr(section, name) is not None]
     if len(chosen) != 1:
         found = " and ".join(f"model.{name}" for name in chosen) or "none of them"
@@ -33,26 +39,35 @@ def check(recipe: Recipe) -> None:
         model_config(recipe, vocab_size=2)
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
-    make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
+    if section.llama2c is None and unused:
+        raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     if section.transition_rank is not None and section.transition_rank < 0:
         raise ValueError(
             f"model.transition_rank is {section.transition_rank}; allowed are whole numbers >= 0, 64 for example"
         )
     if section.transition_rank:
-        _check_joint(recipe.objective)
+        _check_joint(objective)
 
 
-def _check_joint(objective: ObjectiveConfig) -> None:
+def is_step_aware(recipe: Recipe) -> bool:
+    """Must the network be told its step size?"""
+    objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    return len(objective.step_sizes) > 1
+
+
+def _check_joint(objective: Objective) -> None:
     """Raise unless a model with a joint posterior can be trained so."""
-    if objective.loss != "cross-entropy":
+    if isinstance(getattr(objective, "loss", None), GeneralisedKL):
         raise ValueError(
-            f'objective.loss is "{objective.loss}", but a model with a joint posterior is trained on its likelihood; '
+            'objective.loss is "generalised-kl", but a model with a joint posterior is trained on its likelihood; '
             'set it to "cross-entropy"'
         )
-    if objective.kind == "fewstep" and objective.path_below_h <= 1:
+    if objective.teacher is not None:
         raise ValueError(
-            f"objective.path_below_h is {objective.path_below_h}, so that large steps would learn from a teacher, "
-            "which knows of no joint posterior; set it to 2, or start from a model without one"
+            'objective.teacher is set, but a teacher knows of no joint posterior; set it to "none", or start from a '
+            "model without one"
         )
 
 
@@ -65,7 +80,7 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
-        _check_joint(recipe.objective)  # a parent may bring its own
+        _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its own
     return bundle
 
 
@@ -96,7 +111,7 @@ def model_config(recipe: Recipe, vocab_size: int) -> ModelConfig:
     section = recipe.model
     assert section.preset is not None
     changes = {name: getattr(section, name) for name in (*_SIZES, "dropout") if getattr(section, name) is not None}
-    conditioning = "step" if recipe.objective.kind == "fewstep" else "time"
+    conditioning = "step" if is_step_aware(recipe) else "time"
     return ModelConfig.preset(section.preset, **changes, vocab_size=vocab_size, conditioning=conditioning)
 
 
@@ -120,7 +135,7 @@ def _child(recipe: Recipe) -> Checkpoint:
             f"{parent.path.schedule}; make [flow] what the parent was trained with"
         )
     model = _adapted(parent.model, recipe)
-    return _bundle(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id)
+    return _bundle(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id, budgets=parent.budgets)
 
 
 def _converted(recipe: Recipe) -> Checkpoint:
@@ -143,7 +158,9 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
         texts = data.texts(
             data.open_documents(config.inputs, config.separator, config.field, max_documents=config.max_documents)
         )
-    parts = convert_llama2c(section.llama2c, section.llama2c_tokenizer, texts, min_count=section.min_count, seed=seed)
+    parts = convert_llama2c(
+        section.llama2c, section.llama2c_tokenizer, texts, min_count=section.min_count or 1, seed=seed
+    )
     tokenizer = data.Tokenizer(parts.tokenizer.to_str(), parts.tokenizer.id_to_token(parts.eos_id))
     path = flow.MixturePath(flow.UniformSource(len(parts.kept)))
     length = parts.causal.config.max_length
@@ -157,24 +174,31 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
         other = DiT(replace(model.config, dropout=recipe.model.dropout))
         other.load_state_dict(model.state_dict())
         model = other
-    if recipe.objective.kind == "fewstep" and not model.config.is_step_aware:
+    if is_step_aware(recipe) and not model.config.is_step_aware:
         model = model.step_aware(seed=recipe.train.seed)
     return model
 
 
 def _bundle(
-    recipe: Recipe, model: DiT, path: flow.MixturePath, *, tokenizer: data.Tokenizer, bos_id: int | None = None
+    recipe: Recipe,
+    model: DiT,
+    path: flow.MixturePath,
+    *,
+    tokenizer: data.Tokenizer,
+    bos_id: int | None = None,
+    budgets: tuple[int, ...] | None = None,
 ) -> Checkpoint:
-    budgets = None
-    if model.config.is_step_aware:
-        budgets = tuple(2**k for k in range(-recipe.objective.smallest_h + 1))
+    """`budgets` are those of the parent: an objective of one step size leaves them as they are."""
+    if is_step_aware(recipe):
+        step_sizes = make_objective(recipe.objective, path).step_sizes
+        budgets = tuple(sorted(round(1 / h) for h in step_sizes.tolist()))
     section = recipe.data
     pairs = [] if section.pairs is None else [section.pairs]
     names = {"pairs": [*pairs, *section.step_pairs]}
     if section.pairs is None or section.text_share:
         names["inputs"] = [*section.inputs]
     text = {kind: [_public_name(name) for name in found] for kind, found in names.items() if found}
-    facts = {"objective": asdict(recipe.objective), "data": text}
+    facts = {"objective": asdict(recipe)["objective"], "data": text}
     return Checkpoint(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
 
 
@@ -183,7 +207,7 @@ def _public_name(name: str) -> str:
     return name if name.startswith(("hf:", "builtin:")) else Path(name).name
 
 
-def convert(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
+def import_llama2c(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
     """Make a checkpoint folder of a llama2.c checkpoint, to be used or named as `model.parent`."""
     bundle = _from_llama2c(section, config, seed=0)
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)

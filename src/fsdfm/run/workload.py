@@ -9,11 +9,10 @@ from fsdfm import data
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.config import Recipe, load_recipe, recipe_names
-from fsdfm.learn.objective import FewStepObjective
 from fsdfm.model import ModelConfig
 from fsdfm.plan import Workload
 from fsdfm.run.build import make_objective, make_path
-from fsdfm.run.weights import check, model_config
+from fsdfm.run.weights import check, is_step_aware, model_config
 
 __all__ = ["make_workload"]
 
@@ -21,12 +20,8 @@ __all__ = ["make_workload"]
 def make_workload(recipe: Recipe) -> Workload:
     """The numbers of a recipe that decide its memory and time; nothing is read but the header of its parent."""
     check(recipe)
-    stages, share = 0, 0.0
     objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
-    if isinstance(objective, FewStepObjective):
-        stages = len(objective.teacher.tableau.stages)
-        chances = objective.weights.probabilities(objective.step_sizes, 0)
-        share = float(chances[objective.step_sizes >= objective.path_below_h].sum())
+    share = objective.teacher_share
     on_cpu = recipe.runtime.device == "cpu"
     return Workload(
         model=_planned_model(recipe),
@@ -35,7 +30,7 @@ def make_workload(recipe: Recipe) -> Workload:
         accumulate=recipe.train.accumulate,
         steps=recipe.train.steps,
         bfloat16=recipe.runtime.precision == "bfloat16" or (recipe.runtime.precision == "auto" and not on_cpu),
-        stages=stages,
+        stages=0 if objective.teacher is None or not share else objective.teacher.calls,
         teacher_share=share,
     )
 
@@ -46,7 +41,7 @@ def _planned_model(recipe: Recipe) -> ModelConfig:
     if section.preset is not None:
         return model_config(recipe, make_path(recipe.flow, _num_tokens(recipe)).source.vocab_size)
     if section.parent is None:
-        raise ValueError("model.llama2c decides the size when it is converted; fsdfm convert it, and name model.parent")
+        raise ValueError("model.llama2c decides the size when it is converted; fsdfm import it, and name model.parent")
     if section.parent in NAMES or Path(section.parent).is_dir():
         config = load_model(section.parent, device="meta").model.config
     else:
@@ -55,7 +50,7 @@ def _planned_model(recipe: Recipe) -> ModelConfig:
         if not parents:
             raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
         config = _planned_model(parents[0])
-    if recipe.objective.kind == "fewstep" and not config.is_step_aware:
+    if is_step_aware(recipe) and not config.is_step_aware:
         config = replace(config, conditioning="step")
     return config if section.dropout is None else replace(config, dropout=section.dropout)
 

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,8 @@ from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
-from fsdfm.measure.evaluation import Request, run_evaluation
+from fsdfm.learn import PathConfig
+from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model import DiT
 from fsdfm.run import export, train
@@ -133,14 +134,25 @@ def recipe_overrides(place: Place, setting: Setting, training: Training, seed: i
         f"data.length={setting.length}",
         f"model.parent={_quoted(start)}",
         *flow_overrides(load_model(start, device="meta")),
-        f"objective.anneal_every={max(1, steps // ANNEALINGS)}",
+        *([f"objective.anneal_every={max(1, steps // ANNEALINGS)}"] if _anneals(training) else []),
         f"train.steps={steps}",
         f"train.seed={seed + 1}",
         f"runtime.device={place.device}",
         "runtime.threads=1",
-        *setting.overrides,
+        *(override for override in setting.overrides if _is_used(override, training)),
         *training.overrides,
     ]
+
+
+def _is_used(override: str, training: Training) -> bool:
+    """The path loss has no use for what a user says of the step sizes and the teacher of the others."""
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    known = {f.name for f in fields(PathConfig)}
+    return section != "objective" or "objective.kind=path" not in training.overrides or key in known
+
+
+def _anneals(training: Training) -> bool:
+    return "objective.weights=AG" in training.overrides
 
 
 def _start(place: Place, training: Training) -> Path:
@@ -180,7 +192,7 @@ def _quoted(path: Path) -> str:
 
 
 def _measure(place: Place, setting: Setting, model: Path, *, setup: Setup, seed: int, file: Path) -> None:
-    request = Request(
+    request = EvaluationRequest(
         model=str(model),
         judge=place.judge,
         held_out=place.held_out,

@@ -139,14 +139,14 @@ FROM_ZERO = Setup("from-zero", start=0.0, metrics=GIVEN)
 # --- trainings --------------------------------------------------------------------------------------------------------
 
 RK4 = Training("rk4")
-RK2 = Training("rk2", ("objective.teacher=rk2",))
+RK2 = Training("rk2", ("objective.teacher.tableau=rk2",))
 PATH = Training("path", ("objective.kind=path",))
-INSTANT_HOPS = Training("rk4-instant-hops", ("objective.jump=instant",))
-EXACT_HOPS = Training("rk4-exact-hops", ("objective.jump=exact",))
+INSTANT_HOPS = Training("rk4-instant-hops", ("objective.teacher.jump=instant",))
+EXACT_HOPS = Training("rk4-exact-hops", ("objective.teacher.jump=exact",))
 UNIFORM_PATH = Training("uniform-path", ("objective.kind=path",), stretch=2, shared=True)
 MASK_PATH = Training("mask-path", ("objective.kind=path", "flow.source=mask"), MASKED, stretch=2, shared=True)
-UNIFORM_RK2 = Training("uniform-rk2", ("objective.teacher=rk2",), UNIFORM_PATH)
-MASK_RK2 = Training("mask-rk2", ("objective.teacher=rk2", "flow.source=mask"), MASK_PATH)
+UNIFORM_RK2 = Training("uniform-rk2", ("objective.teacher.tableau=rk2",), UNIFORM_PATH)
+MASK_RK2 = Training("mask-rk2", ("objective.teacher.tableau=rk2", "flow.source=mask"), MASK_PATH)
 
 
 def _policy(name: str) -> Training:
@@ -200,12 +200,17 @@ _TEACHER = Factor(
         Variant("RK-4", RK4, SINGLE),
         Variant("path loss only", PATH, SINGLE, control=True),
         *(
-            Variant(name, Training(name, (f"objective.teacher={name}", "objective.average=none")), SINGLE, extra=True)
+            Variant(
+                name,
+                Training(name, (f"objective.teacher.tableau={name}", "objective.teacher.average=none")),
+                SINGLE,
+                extra=True,
+            )
             for name in ("chained", "heun", "midpoint", "classical-rk4")
         ),
         Variant(
             "RK-2, probabilities",
-            Training("rk2-probabilities", ("objective.teacher=rk2", "objective.average=probabilities")),
+            Training("rk2-probabilities", ("objective.teacher.tableau=rk2", "objective.teacher.average=probabilities")),
             SINGLE,
             extra=True,
         ),
@@ -307,10 +312,10 @@ _TIME = Factor(
         Variant("RK-4, TB-20", RK4, SINGLE),
         Variant(
             "RK-2, teacher on every row",
-            Training("rk2-every-row", ("objective.teacher=rk2", "objective.path_below_h=0.0")),
+            Training("rk2-every-row", ("objective.teacher.tableau=rk2", "objective.teacher.from_h=0.0")),
             SINGLE,
         ),
-        Variant("RK-4, teacher on every row", Training("rk4-every-row", ("objective.path_below_h=0.0",)), SINGLE),
+        Variant("RK-4, teacher on every row", Training("rk4-every-row", ("objective.teacher.from_h=0.0",)), SINGLE),
     ),
     (
         Claim("RK-2 adds time to a step (the paper: 33 %)", _PLAIN, "RK-2, TB-20", metric="seconds", ratio=1 / 1.33),

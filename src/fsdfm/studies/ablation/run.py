@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fsdfm.checkpoint import Checkpoint
+from fsdfm.data import SEPARATOR
 from fsdfm.files import lock
 from fsdfm.flow import UniformSource
 from fsdfm.measure.evaluation import parse_steps
@@ -53,7 +54,7 @@ class Ask:
     steps: str = "1,2,4,8"
     train_steps: int | None = None
     num: int = 32
-    separator: str = "<|endoftext|>"
+    separator: str = SEPARATOR
     field: str = "text"
     full: bool = False
     workers: int | None = None

@@ -7,8 +7,17 @@ from typing import Literal
 
 from fsdfm.flow import POLICIES, ExactJump, InstantJump, Jump, MixturePath, SingleJump, StepSizeWeights
 from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
-from fsdfm.learn.objective import CrossEntropy, FewStepObjective, GeneralisedKL, Objective, PathLoss, PathObjective
-from fsdfm.learn.teacher import TABLEAUS, Average, ShortcutTeacher
+from fsdfm.learn import (
+    TABLEAUS,
+    CrossEntropy,
+    FewStepObjective,
+    GeneralisedKL,
+    Objective,
+    PathLoss,
+    PathObjective,
+    ShortcutTeacher,
+)
+from fsdfm.learn.teacher import Average
 
 __all__ = ["FULL", "MASK", "QUICK", "RULES", "TEMPERED", "TIED_STATES", "Method", "make_objective"]
 

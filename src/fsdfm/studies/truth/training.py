@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fsdfm.data import TrainingBatch
 from fsdfm.flow.exact import all_states
-from fsdfm.learn.objective import Batch, Objective
+from fsdfm.learn import Objective
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.truth.network import TinyDenoiser
 from fsdfm.studies.truth.worlds import World
@@ -38,14 +39,14 @@ class DataLaw:
         self.pairs = joint is not None
         self.cumulative = (world.truth[None] if joint is None else joint).cumsum(-1)
 
-    def batch(self, noise: Noise) -> Batch:
+    def batch(self, noise: Noise) -> TrainingBatch:
         """One sample a row of the noise."""
         u = noise.uniform(Purpose.DATA, 1)
         if not self.pairs:
-            return Batch(self.states[self._place(torch.zeros(len(u), dtype=torch.int64), u[:, 0])])
+            return TrainingBatch(self.states[self._place(torch.zeros(len(u), dtype=torch.int64), u[:, 0])])
         x_0 = self.source.sample(noise, self.states.shape[1])
         place = self.source.vocab_size ** torch.arange(self.states.shape[1] - 1, -1, -1)
-        return Batch(self.states[self._place((x_0 * place).sum(-1), u[:, 0])], x_0=x_0)
+        return TrainingBatch(self.states[self._place((x_0 * place).sum(-1), u[:, 0])], x_0=x_0)
 
     def _place(self, law: Tensor, u: Tensor) -> Tensor:
         """Inverse CDF, a law each, by bisection: torch's search would want its own copy of every law.

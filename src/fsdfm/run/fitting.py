@@ -1,0 +1,121 @@
+"""What every run has: a folder that is its own, a bar, files that say what it does, an end that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fsdfm.config import Recipe, differences, to_toml
+from fsdfm.files import write_json, write_text
+from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
+from fsdfm.learn.report import Report
+from fsdfm.learn.trainer import Every, Hook, Hooks, Trainer
+from fsdfm.run.history import read_recipe
+from fsdfm.run.validation import Validation
+from fsdfm.runtime import commit, stop_on_signal, versions
+
+__all__ = ["Result", "check_same", "describe", "fit"]
+
+# What may change between a run and its resumption; `train.steps` re-plans the learning rate's cosine.
+_FREE = (
+    "out",  # a run's folder may be moved
+    "train.steps",
+    "train.accumulate",
+    "train.log_every",
+    "train.save_every",
+    "train.keep",
+    "train.entropy_alarm",
+    "sample.",
+    "held_out.",
+    "runtime.",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run is, how far it came, and whether this process speaks for it."""
+
+    folder: Path
+    training_step: int
+    finished: bool
+    speaks: bool = True
+
+
+def describe(out: Path, recipe: Recipe) -> None:
+    """Write down what a run is."""
+    write_text(out / "recipe.toml", to_toml(recipe))
+    write_json(out / "run.json", {"commit": commit(), "versions": versions()}, indent=2)
+
+
+def fit(
+    trainer: Trainer,
+    recipe: Recipe,
+    *,
+    save: Hook,
+    write_texts: Callable[[Trainer], list[str]] | None,
+    held_out: Validation | None,
+    console: Console,
+) -> Result:
+    """Train with everything written down; `write_texts` shows what the averaged weights write."""
+    out, processes = Path(recipe.out), trainer.processes
+    metrics, samples, unseen = (JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out"))
+    board = None
+    if processes.is_rank0:
+        for file in (metrics, samples, unseen):
+            file.rewind(trainer.training_step)
+        board = tensorboard(out / "tensorboard")
+    with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
+        if trainer.training_step:
+            bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
+
+        def report(report: Report) -> None:
+            if not processes.is_rank0:
+                return
+            metrics.write(report.to_json())
+            bar.report(report)
+            if board is not None:
+                board(report.training_step, report.scalars())
+
+        def show_samples(trainer: Trainer) -> None:  # by all processes, which may share the weights
+            assert write_texts is not None
+            with trainer.runtime.autocast():
+                texts = write_texts(trainer)
+            trainer.runtime.settle(trainer.ema.module)
+            if not processes.is_rank0:
+                return
+            samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
+            bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
+
+        def measure(trainer: Trainer) -> None:
+            assert held_out is not None
+            record = held_out(trainer)
+            if not processes.is_rank0:
+                return
+            unseen.write(record)
+            bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
+            if board is not None:
+                board(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+
+        others = [Every(1, bar.step)]
+        if recipe.sample.every and write_texts is not None:
+            others.append(Every(recipe.sample.every, show_samples))
+        if held_out is not None:
+            others.append(Every(recipe.held_out.every, measure))
+        trainer.hooks = Hooks(save=save, report=report, others=others)
+        finished = trainer.fit(stop)
+    return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
+
+
+def check_same(file: Path, recipe: Recipe) -> None:
+    """Raise if a run would go on with other data, another model or another objective than it began with."""
+    if not file.exists():
+        return
+    for key, (old, new) in differences(read_recipe(file), recipe).items():
+        if not key.startswith(_FREE):
+            raise ValueError(
+                f"{file.parent} was begun with {key} = {old!r}, now it is {new!r}; "
+                "resume with the old value, or start another run with out=FOLDER"
+            )

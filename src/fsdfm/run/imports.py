@@ -1,0 +1,117 @@
+"""Other people's weights, made checkpoint folders: one table of formats, each recognised by what is in the file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+
+from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.config import DataConfig, ModelSection
+from fsdfm.data import SEPARATOR
+from fsdfm.learn.registry import find_named
+from fsdfm.run.released import import_released
+from fsdfm.run.weights import import_llama2c
+
+__all__ = ["FORMATS", "Format", "ImportConfig", "import_weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """What a user says of the weights; a format uses some of it and refuses the rest."""
+
+    tokenizer: str | None = None  # a file or name; None: what the format usually has
+    half: bool = False  # store the weights as float16
+    texts: tuple[str, ...] = ()  # keep only the tokens that these inputs use
+    separator: str = SEPARATOR  # stands between the documents of the texts
+    min_count: int | None = None  # how often a token must be used in them to be kept; None: once
+    preset: str | None = None  # a size of the paper's
+    config: Path | None = None  # a JSON file with the settings
+    weights: str | None = None  # ema, raw or teacher
+
+
+Convert = Callable[[Path, Path, ImportConfig, Console], Checkpoint]
+"""(file or folder, out, what the user says, where to speak) -> the checkpoint that is now in `out`."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How weights of one kind are told and read; `uses` are the options that mean something to it."""
+
+    about: str
+    recognise: Callable[[Path], bool]
+    convert: Convert
+    uses: tuple[str, ...]
+
+
+def import_weights(
+    source: str | Path,
+    out: str | Path,
+    config: ImportConfig | None = None,
+    *,
+    format: str = "auto",
+    console: Console | None = None,
+) -> Checkpoint:
+    """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
+    source, config = Path(source), config or ImportConfig()
+    if not source.exists():
+        raise ValueError(f"{source} is not there; name a file or folder of weights")
+    name = recognise(source) if format == "auto" else format
+    chosen = find_named({"auto": None, **FORMATS}, name, "format")
+    assert chosen is not None
+    default = ImportConfig()
+    for option in fields(config):
+        given = getattr(config, option.name) != getattr(default, option.name)
+        if given and option.name not in (*chosen.uses, "half"):
+            raise ValueError(
+                f"{option.name.replace('_', '-')} is not used by the format {name} ({chosen.about}); leave it out"
+            )
+    return chosen.convert(source, Path(out), config, console or Console(stderr=True))
+
+
+def recognise(source: Path) -> str:
+    """The first format of the table that a file or folder has."""
+    for name, known in FORMATS.items():
+        if known.recognise(source):
+            return name
+    known_formats = ", ".join(f"{name} ({format.about})" for name, format in FORMATS.items())
+    raise ValueError(f"{source} has none of the formats that are known: {known_formats}; name one with --format")
+
+
+def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+    section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
+    return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
+
+
+def _from_released(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+    return import_released(
+        source,
+        out,
+        preset=config.preset,
+        config=config.config,
+        weights=cast(WeightsName | None, config.weights),  # any other word is an error there
+        tokenizer=config.tokenizer or "gpt2",
+        half=config.half,
+        console=console,
+    )
+
+
+FORMATS: dict[str, Format] = {
+    "llama2c": Format(
+        "an autoregressive llama2.c checkpoint, legacy format",
+        is_llama2c,
+        _from_llama2c,
+        ("tokenizer", "texts", "separator", "min_count"),
+    ),
+    "fs-dfm": Format(
+        "a .pth file of the paper's, FS-DFM or DFM",
+        zipfile.is_zipfile,
+        _from_released,
+        ("tokenizer", "preset", "config", "weights"),
+    ),
+}
+"""One line per format; the first that recognises a file reads it."""
