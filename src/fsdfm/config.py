@@ -102,6 +102,7 @@ class ModelSection:
     cond_width: int | None = None
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
+    open_steps: int | None = None  # of training, until the attention of an imported model is open; None: at once
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
     def __post_init__(self) -> None:

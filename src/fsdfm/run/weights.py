@@ -11,7 +11,7 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
 from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -42,6 +42,11 @@ def check(recipe: Recipe) -> None:
     unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
     if section.llama2c is None and unused:
         raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    if not 0 <= (section.open_steps or 0) <= recipe.train.steps:
+        raise ValueError(
+            f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
+            "attention would never be open"
+        )
     objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     if section.transition_rank is not None and section.transition_rank < 0:
         raise ValueError(
@@ -77,6 +82,8 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
+        raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
@@ -128,7 +135,7 @@ def _child(recipe: Recipe) -> Checkpoint:
                 f"data.tokenizer {recipe.data.tokenizer!r} has {named.vocab_size} tokens and is not the parent's, "
                 f"which has {parent.tokenizer.vocab_size}; leave it out to use the parent's"
             )
-    path = make_path(recipe.flow, parent.tokenizer.vocab_size)
+    path = make_path(recipe.flow, parent.tokenizer.vocab_size, parent.path.source.mask_token)
     if (path.source, path.schedule) != (parent.path.source, parent.path.schedule):
         raise ValueError(
             f"the recipe's flow is {path.source} with {path.schedule}, the parent's {parent.path.source} with "
@@ -168,10 +175,10 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
     return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
 
 
-def _adapted(model: DiT, recipe: Recipe) -> DiT:
+def _adapted(model: Network, recipe: Recipe) -> Network:
     """The parent's network with the recipe's dropout, and aware of h where the objective needs it."""
     if recipe.model.dropout is not None and recipe.model.dropout != model.config.dropout:
-        other = DiT(replace(model.config, dropout=recipe.model.dropout))
+        other = build_network(replace(model.config, dropout=recipe.model.dropout))
         other.load_state_dict(model.state_dict())
         model = other
     if is_step_aware(recipe) and not model.config.is_step_aware:
@@ -181,7 +188,7 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
 
 def _bundle(
     recipe: Recipe,
-    model: DiT,
+    model: Network,
     path: flow.MixturePath,
     *,
     tokenizer: data.Tokenizer,
