@@ -112,9 +112,10 @@ def _cards(page: Page, stories: Iterable[Story], *, columns: int = 2) -> str:
 def _card(page: Page, story: Story) -> str:
     asked = f"<p class='asked'><b>Given</b> {escape(visible(story.asked))}</p>" if story.asked else ""
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in story.notes)
+    made = f"{_seconds(story.seconds)} · seed {escape(str(story.seed))}"
     return f"""<article>
 <h3>{_called(story.model)} <span class="calls">{_calls(story.calls)}</span></h3>
-<p class="facts">{_KINDS.get(story.command, "")}{_seconds(story.seconds)} · seed {story.seed}{_quality(page, story)}</p>
+<p class="facts">{_KINDS.get(story.command, "")}{made}{_quality(page, story)}</p>
 {asked}{timeline_html_fragment(story.timeline)}
 {notes}{_code(story.shell)}
 </article>"""
