@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import ablating, bench, evaluating, planning, reporting, studies, training, writing
+from fsdfm.cli import ablating, bench, evaluating, planning, reporting, serve, studies, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
@@ -53,6 +53,7 @@ for command in (
     writing.generate,
     writing.infill,
     writing.repair,
+    serve.serve,
     training.train,
     training.prepare,
     training.convert,
