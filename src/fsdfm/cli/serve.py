@@ -31,7 +31,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     precision: PrecisionOption = "float32",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as are free.")] = 0,
 ) -> None:
     """Serve models: OpenAI's completions, infill, repair, streamed states, and a page to play with."""
     try:

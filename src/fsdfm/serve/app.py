@@ -272,24 +272,25 @@ def build_app(
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
-    def post(path: str, what: str) -> Any:
-        return app.post(path, response_model=Completion, responses=_TEXT_ANSWERS, summary=what)
-
-    @post("/v1/completions", "Write a text: after a prompt, before a suffix, between both, or from nothing")
     async def complete(body: CompletionBody, request: Request) -> Response:
+        """After a prompt, before a suffix, between both, or from nothing."""
         return await service.answer(body, request)
 
-    @post("/v1/fim/completions", "Write what stands between a prompt and a suffix")
     async def fill_in_the_middle(body: FimBody, request: Request) -> Response:
+        """What stands between a prompt and a suffix."""
         return await service.answer(body, request)
 
-    @post("/v1/infill", "Fill the gaps of a text")
     async def infill(body: InfillBody, request: Request) -> Response:
+        """Fill the gaps of a text."""
         return await service.answer(body, request)
 
-    @post("/v1/repair", "Repair a text")
     async def repair(body: RepairBody, request: Request) -> Response:
+        """Repair a text: at the places that are named, or blind."""
         return await service.answer(body, request)
+
+    paths = ("/v1/completions", "/v1/fim/completions", "/v1/infill", "/v1/repair")
+    for path, endpoint in zip(paths, (complete, fill_in_the_middle, infill, repair), strict=True):
+        app.post(path, response_model=Completion, responses=_TEXT_ANSWERS)(endpoint)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
@@ -318,7 +319,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
             raise _shutting_down()
         return service.status()
 
-    text = {200: {"description": "Prometheus's format.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+    text: dict[int | str, dict[str, Any]] = {
+        200: {"description": "Prometheus's format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    }
 
     @app.get("/metrics", response_class=Response, responses={**text, **_documented(401)}, summary="Counters")
     async def metrics() -> Response:

@@ -26,6 +26,7 @@ MAX_SEED = 2**63 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Span = Annotated[list[int], Field(min_length=2, max_length=2)]
 Jump = Literal["exact", "single", "instant", "systematic", "spaced"]
 
 
@@ -138,7 +139,7 @@ class RepairBody(Sampling):
     """A damaged text."""
 
     text: Text
-    damaged: list[tuple[int, int]] | None = Field(
+    damaged: list[Span] | None = Field(
         default=None,
         max_length=1024,
         description="Damaged characters, [begin, end); these are written anew and the rest stands fast. Left out: "

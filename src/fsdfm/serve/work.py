@@ -223,7 +223,8 @@ def _repair(work: Work, body: Any, max_canvas: int) -> Work:
         if body.blind:
             raise ValueError("blind is only allowed with corrupt; without damaged, every repair is blind")
         work.asked = body.text
-        work.requests = [encoder.damaged(body.text, body.damaged)]
+        spans = None if body.damaged is None else [(begin, end) for begin, end in body.damaged]
+        work.requests = [encoder.damaged(body.text, spans)]
         return work
     if body.damaged is not None:
         raise ValueError("corrupt damages the text itself; leave damaged out")
