@@ -54,7 +54,7 @@ class Shared:
     states: Annotated[bool, typer.Option("--states", help="Carry the text at every step; with --format json.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto"
     precision: PrecisionOption = "float32"
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as are free.")] = 0
 
     def options(self) -> SamplerOptions:
         """What the sampler wants to know."""
