@@ -49,15 +49,14 @@ def bench_jump_command(
     json_file: JsonOption = None,
 ) -> None:
     """One step of each jump rule against a softmax of the same logits and a float64 multinomial."""
-    from fsdfm.bench.rule import JumpBench, bench_jump
-    from fsdfm.flow import RULES
+    from fsdfm.bench.rule import JUMPS, JumpBench, bench_jump
 
     check_writable(json_file)
     result = bench_jump(JumpBench(length=length, vocab_size=vocab_size, repeats=repeats))
     table = Table(title=f"one step, logits [1, {length}, {vocab_size}] given")
     for column in ("rule", "/ softmax, t=7/8", "/ softmax, mean of 8", "x multinomial", "peak MiB"):
         table.add_column(column, justify="left" if column == "rule" else "right")
-    for name in RULES:
+    for name in JUMPS:
         row = result[name]
         table.add_row(
             name,
