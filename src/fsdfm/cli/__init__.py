@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import ablating, bench, evaluating, planning, recipes, reporting, studies, training, writing
+from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 
 __all__ = ["app", "main"]
@@ -59,14 +59,12 @@ for command in (
     training.reflow,
     planning.plan,
     evaluating.evaluate,
-    ablating.ablate,
     reporting.report,
-    studies.demo,
-    studies.card,
-    studies.checkerboard,
-    studies.truth,
+    demo.demo,
+    demo.card,
 ):
     app.command()(command)
 app.command("import")(training.import_weights)
 app.add_typer(recipes.app, name="recipe")
+app.add_typer(study.app, name="study")
 app.add_typer(bench.app, name="bench")

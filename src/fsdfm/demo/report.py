@@ -20,7 +20,8 @@ from fsdfm.generate import LanguageModel, load
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import versions
 from fsdfm.show.folder import progress, writable_folder
-from fsdfm.show.quality.figures import draw_quality, require_plots
+from fsdfm.show.plots import require_plots
+from fsdfm.show.quality.figures import draw_quality
 from fsdfm.show.quality.report import DPI
 from fsdfm.show.timeline import Timeline
 

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import Chain, ChainCRF, Posterior, SplitNetwork, crf_posterior, network_posterior
+from fsdfm.flow import Posterior, network_posterior
+from fsdfm.model.crf_head import CRFConfig
+from fsdfm.model.joint import JointConfig, JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
     Norm,
     Rotary,
-    StackConfig,
     draw_normal,
     embedding,
     initialise,
@@ -34,7 +35,7 @@ SINUSOID_BASE = 10000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(StackConfig):
+class ModelConfig(JointStackConfig):
     """The architecture of a `DiT`; the defaults are the paper's 170M model."""
 
     vocab_size: int = 50257
@@ -43,7 +44,6 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -52,12 +52,6 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if (
-            not isinstance(self.transition_rank, int)
-            or isinstance(self.transition_rank, bool)
-            or self.transition_rank < 0
-        ):
-            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -168,35 +162,6 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
-class TransitionTables(nn.Module):
-    """The joint head of a linear-chain CRF: how well a token goes before another, s(a, b) = <left_a, right_b>.
-
-    It is 0 at the start, so that a child with transitions says what its parent says.
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.left = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
-        self.right = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw the left table, N(0, 1/rank); the right one is zero."""
-        draw_normal(self.left, self.left.shape[1] ** -0.5, torch.Generator().manual_seed(seed))
-        nn.init.zeros_(self.right)
-
-    def posterior(
-        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
-    ) -> ChainCRF:
-        """The chain whose fields are the network's logits."""
-        return crf_posterior(network, (self.left, self.right), x_t, t=t, h=h, rows=rows)
-
-    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
-        """log p(x_1 | x_t) of texts from their fields [B, L, V]: [B]; see `Chain.of` for what is held and real."""
-        chain = Chain.of(logits, (self.left, self.right), held=held, joined=real)
-        return chain.log_prob(x_1, scored=real)
-
-
 class DiT(nn.Module):
     """A bidirectional transformer with rotary attention and adaptive LayerNorm: logits [B, L, V] of p_{1|t}.
 
@@ -222,7 +187,7 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
-        self.joint = TransitionTables(config) if config.transition_rank else None
+        self.joint = None if config.posterior is None else make_joint_head(config, config.posterior)
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
@@ -296,10 +261,16 @@ class DiT(nn.Module):
             raise ValueError(
                 f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
             )
-        child = self._grown("joint.", 0, transition_rank=left.shape[1])
+        child = self.with_posterior(CRFConfig(rank=left.shape[1]))
         assert child.joint is not None
         child.joint.load_state_dict({"left": left, "right": right})
         return child
+
+    def with_posterior(self, config: JointConfig, *, seed: int = 0) -> DiT:
+        """A child with this model's weights and a joint head, which says nothing yet."""
+        if self.config.posterior is not None:
+            raise ValueError(f"this model has the posterior {self.config.posterior} already; train it as it is")
+        return self._grown("joint.", seed, posterior=config)
 
     def _grown(self, part: str, seed: int, **changes: Any) -> DiT:
         """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""

@@ -27,14 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import Posterior, network_posterior
-from fsdfm.model.dit import ModelConfig, SharedConditioning, TransitionTables
+from fsdfm.model.crf_head import CRFConfig
+from fsdfm.model.dit import ModelConfig, SharedConditioning
+from fsdfm.model.joint import JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
     Attention,
     Mlp,
     Modulation,
     Norm,
     Rotary,
-    StackConfig,
     embedding,
     initialise,
     linear,
@@ -48,7 +49,7 @@ StackConditioning = Literal["none", "time", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(StackConfig):
+class TransformerConfig(JointStackConfig):
     """The architecture of a `Transformer`; the defaults are Llama's, seen in both directions."""
 
     style: Literal["paper", "llama"] = "llama"  # "paper": LayerNorm and GELU, with its biases GPT-2
@@ -69,7 +70,6 @@ class TransformerConfig(StackConfig):
     next_token: bool = False  # the output for position i comes from i-1, as in an autoregressive model
     conditioning: StackConditioning = "none"  # "none": t and h are taken and ignored
     cond_width: int = 128
-    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "head_channels"):
@@ -101,12 +101,6 @@ class TransformerConfig(StackConfig):
             raise ValueError(
                 f"rotary_base is {self.rotary_base}, rotary_factor {self.rotary_factor}; allowed are > 1 and >= 1"
             )
-        if (
-            not isinstance(self.transition_rank, int)
-            or isinstance(self.transition_rank, bool)
-            or self.transition_rank < 0
-        ):
-            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
         if self.rotary_bands is not None:
             object.__setattr__(self, "rotary_bands", _bands(self.rotary_bands))
         for name in ("qkv_bias", "out_bias", "norm_bias", "qk_norm", "tied", "next_token"):
@@ -307,7 +301,7 @@ class Transformer(nn.Module):
         self.modulation = Modulation(config.cond_width, config.width, parts=2) if conditioned else None
         if not config.tied:
             self._modules["head"] = linear(config.width, config.vocab_size, bias=False)
-        self.joint = _transitions(config)
+        self.joint = None if config.posterior is None else make_joint_head(config, config.posterior)
         self._places: tuple[tuple[int, torch.device, float], _Place] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         if self.conditioning is not None:
@@ -347,7 +341,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
             )
-        child = self._grown(0, transition_rank=left.shape[1])
+        child = self._grown(0, posterior=CRFConfig(rank=left.shape[1]))
         assert child.joint is not None
         child.joint.load_state_dict({"left": left, "right": right})
         return child
@@ -461,10 +455,3 @@ def _conditioning(config: TransformerConfig) -> SharedConditioning | None:
         return None
     shape = ModelConfig(num_blocks=config.num_blocks, cond_width=config.cond_width, conditioning=config.conditioning)
     return SharedConditioning(shape)
-
-
-def _transitions(config: TransformerConfig) -> TransitionTables | None:
-    """The joint head of a CRF, as in `DiT`."""
-    if not config.transition_rank:
-        return None
-    return TransitionTables(ModelConfig(vocab_size=config.vocab_size, transition_rank=config.transition_rank))

@@ -12,6 +12,7 @@ from fsdfm.run.fitting import Result
 from fsdfm.run.huggingface import import_folder
 from fsdfm.run.imports import FORMATS, ImportConfig, import_weights
 from fsdfm.run.pairs import PairsConfig, make_coded_pairs, make_pairs
+from fsdfm.run.released import import_released
 from fsdfm.run.training import train
 from fsdfm.run.weights import export, model_config, start
 from fsdfm.run.workload import make_workload
@@ -23,6 +24,7 @@ __all__ = [
     "Result",
     "export",
     "import_folder",
+    "import_released",
     "import_weights",
     "make_coded_pairs",
     "make_feed",

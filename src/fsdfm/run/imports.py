@@ -87,6 +87,11 @@ def recognise(source: Path) -> str:
     raise ValueError(f"{source} has none of the formats that are known: {known_formats}; name one with --format")
 
 
+def _is_torch_file(source: Path) -> bool:
+    """A ZIP, as torch writes it; or a file that says so by its name, whose reader then says what is wrong with it."""
+    return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
+
+
 def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
     section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
     return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
@@ -126,7 +131,7 @@ FORMATS: dict[str, Format] = {
     ),
     "fs-dfm": Format(
         "a .pth file of the paper's, FS-DFM or DFM",
-        zipfile.is_zipfile,
+        _is_torch_file,
         _from_released,
         ("tokenizer", "preset", "config", "weights"),
     ),

@@ -22,7 +22,6 @@ from fsdfm.show.quality.style import (
     draw_series,
     look,
     new_figure,
-    require_plots,
     series_of,
     set_calls_axis,
     set_log_axis,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_change", "draw_frontier", "draw_latency", "draw_panels", "draw_quality", "require_plots"]
+__all__ = ["draw_change", "draw_frontier", "draw_latency", "draw_panels", "draw_quality"]
 
 _LINE, _LETTER = 9.0, 4.6  # height of a small line and width of its letters, in points
 PANELS = ("accuracy", "entropy_bits", "distinct_2", "mauve")

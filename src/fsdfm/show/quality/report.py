@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdfm.files import replace_file, write_text
 from fsdfm.measure.results import Evaluation
+from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,
@@ -18,7 +19,6 @@ from fsdfm.show.quality.figures import (
     draw_latency,
     draw_panels,
     draw_quality,
-    require_plots,
 )
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
