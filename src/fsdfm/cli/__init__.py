@@ -60,6 +60,7 @@ for command in (
     planning.plan,
     evaluating.evaluate,
     reporting.report,
+    reporting.results,
     demo.demo,
     demo.card,
 ):

@@ -73,6 +73,60 @@ def checkerboard(
 
 
 @app.command()
+def sudoku(
+    out: OutOption,
+    quick: Annotated[bool, typer.Option("--quick", help="4 x 4 boards and little training: minutes.")] = False,
+    seeds: Annotated[int, typer.Option(help="How often everything is trained anew: what intervals are over.")] = 3,
+    method: Annotated[
+        list[str] | None, typer.Option(help="dfm, mask, path-only, paper, rk2, crf or mask+crf; again for more.")
+    ] = None,
+    board: Annotated[
+        str | None, typer.Option(help="Let a finished study fill in this board: digits, . for an empty cell.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Network calls for the board.", min=1)] = 8,
+    workers: WorkersOption = None,
+) -> None:
+    """Solve boards whose answers are right or wrong, at several budgets; the same command resumes."""
+    from fsdfm.studies.sudoku import run_sudoku, solve_board
+
+    if board is not None:
+        typer.echo(solve_board(out, board, method=(method or ["dfm"])[0], steps=steps))
+        return
+    with _stoppable(out):
+        run_sudoku(out, quick=quick, seeds=seeds, methods=tuple(method or ()), workers=workers)
+    typer.echo((out / "sudoku.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/sudoku.md, sudoku.json, sudoku.png and board.png", err=True)
+
+
+@app.command()
+def defects(
+    out: OutOption,
+    held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
+    training: Annotated[str, typer.Option(help="Training text, for copies.")],
+    judge: Annotated[str | None, typer.Option(help="Also the perplexity under this judge.")] = None,
+    minilm: Annotated[bool, typer.Option("--minilm", help="Also distances of sentence features.")] = False,
+    num: Annotated[int, typer.Option(help="Texts that are damaged, and as many to compare with.", min=4)] = 128,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    workers: WorkersOption = None,
+) -> None:
+    """Damage real text in known ways and ask every metric whether it sees it; the same command resumes."""
+    from fsdfm.studies.defects import run_defects
+
+    with _stoppable(out):
+        run_defects(
+            out,
+            held_out=held_out,
+            training=training,
+            judge=judge,
+            minilm=minilm,
+            num=num,
+            separator=separator,
+            workers=workers,
+        )
+    typer.echo((out / "defects.md").read_text(encoding="utf-8"))
+
+
+@app.command()
 def ablate(
     factor: Annotated[
         str, typer.Argument(help="scalar, teacher, weights, source, time, jump or start: one of the paper's tables.")

@@ -67,7 +67,12 @@ def import_weights(
     config: Annotated[
         Path | None, typer.Option(help="fs-dfm: or a JSON file with the settings; else shapes tell.")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="fs-dfm: ema, raw or teacher; ema where there are any.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="fs-dfm, peer: ema, raw or teacher; ema where there are any.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="peer: mdlm, duo, sedd-absorb, sdtt or hdlm-epsilon, where files do not say.")
+    ] = None,
     flow_source: Annotated[
         str | None, typer.Option(help="huggingface, autoregressive: uniform (unless said), mask or mixture.")
     ] = None,
@@ -92,6 +97,7 @@ def import_weights(
         "flow_source",
         "shift",
         "length",
+        "system",
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
     bundle = run_import(source, out, said, format=format)

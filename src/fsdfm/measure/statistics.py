@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -86,11 +87,20 @@ def draw_ratios(numerator: Tensor, denominator: Tensor, *, seed: int, stream: in
         raise ValueError(
             f"numerator has shape {tuple(top.shape)} and denominator {tuple(bottom.shape)}; give [N] each, N >= 1"
         )
+    parts = [
+        top[chosen.long()].sum(1) / bottom[chosen.long()].sum(1)
+        for chosen in torch.split(_resamples(seed, stream, len(top), RESAMPLES), _ROWS_AT_ONCE)
+    ]
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=4)
+def _resamples(seed: int, stream: int, count: int, sets: int) -> Tensor:
+    """Which samples each bootstrap set holds: int32 [R, N]; every quantity of the same samples asks for the same."""
     parts = []
-    for start in range(0, RESAMPLES, _ROWS_AT_ONCE):
-        noise = Noise(seed, range(start, min(start + _ROWS_AT_ONCE, RESAMPLES)))
-        chosen = noise.integers(Purpose.BOOTSTRAP, len(top), len(top), step=stream)
-        parts.append(top[chosen].sum(1) / bottom[chosen].sum(1))
+    for start in range(0, sets, _ROWS_AT_ONCE):
+        noise = Noise(seed, range(start, min(start + _ROWS_AT_ONCE, sets)))
+        parts.append(noise.integers(Purpose.BOOTSTRAP, count, count, step=stream).int())
     return torch.cat(parts)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, make_schedule, make_source
 from fsdfm.config import FlowConfig, Recipe
-from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig
+from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
+from fsdfm.model import Network
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
@@ -42,14 +43,26 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
     return objective
 
 
-def make_trainer(recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime) -> Trainer:
-    """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's."""
+def make_trainer(
+    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: Network | None = None
+) -> Trainer:
+    """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
+
+    parent   the frozen network that an objective may ask as its teacher
+    """
     model = bundle.model
     ema = EMA(model, recipe.optim.ema)
     for network in (model, ema.module):
         runtime.place(network)
     objective = make_objective(recipe.objective, bundle.path)
-    asks_student = objective.teacher is not None and objective.teacher.network == "student"
+    teacher: TrainableDenoiser | None = None
+    if objective.teacher is not None and objective.teacher.network == "student":
+        teacher = WithoutDropout(model)
+    elif objective.teacher is not None and objective.teacher.network == "parent":
+        if parent is None:
+            raise ValueError("the objective learns from a parent; name it as model.parent")
+        runtime.place(parent)
+        teacher = parent
     return Trainer(
         model,
         objective,
@@ -64,7 +77,7 @@ def make_trainer(recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, ru
         ema=ema,
         runtime=runtime,
         config=recipe.train,
-        teacher=WithoutDropout(model) if asks_student else None,
+        teacher=teacher,
     )
 
 

@@ -16,7 +16,7 @@ from fsdfm.files import write_json
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 
-__all__ = ["causal_judge", "is_causal_folder", "llama2c_judge", "load_causal", "save_causal"]
+__all__ = ["causal_judge", "is_causal_folder", "llama2c_judge", "load_causal", "read_causal", "save_causal"]
 
 _FORMAT = "fsdfm-causal"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -41,6 +41,7 @@ def causal_judge(
     return TokenJudge(
         name=name,
         nll=model.to(device).eval().nll,
+        hidden=model.trunk,
         encode=tokenizer.encode_batch,
         max_length=model.config.max_length,
         vocab_size=model.config.vocab_size,
@@ -94,6 +95,12 @@ def is_causal_folder(folder: str | Path) -> bool:
 
 def load_causal(folder: str | Path, *, device: torch.device | str = "cpu") -> TokenJudge:
     """The causal model in a folder, as a judge; every tensor must fit."""
+    model, tokenizer, bos_id = read_causal(folder)
+    return causal_judge(model, tokenizer, name=Path(folder).name, bos_id=bos_id, device=device)
+
+
+def read_causal(folder: str | Path) -> tuple[CausalModel, Tokenizer, int | None]:
+    """The causal model in a folder, its tokenizer and its first token."""
     folder = Path(folder)
     config = _read_config(folder)
     if config.get("format") != _FORMAT:
@@ -106,7 +113,7 @@ def load_causal(folder: str | Path, *, device: torch.device | str = "cpu") -> To
         model.load_state_dict(load_file(folder / _WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{folder / _WEIGHTS} does not fit its {_CONFIG} ({error}); get it again") from error
-    return causal_judge(model, tokenizer, name=folder.name, bos_id=config["bos_id"], device=device)
+    return model, tokenizer, config["bos_id"]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

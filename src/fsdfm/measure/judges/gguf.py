@@ -1,7 +1,8 @@
-"""GGUF files of Llama networks with a byte-level BPE, SmolLM2's among them, read straight into our causal model.
+"""GGUF files, and of them Llama networks with a byte-level BPE, SmolLM2's among them, read into our causal model.
 
-transformers reads GGUF files of every kind, but takes minutes where this takes seconds; it is asked for the others
-(`huggingface.gguf_judge`). Needs `gguf` (extra `judge`) for its tables of quantisation. Weights become float32.
+transformers reads GGUF files of every kind, but takes minutes where this takes seconds; it is asked for what neither
+this file nor `gemma` knows (`huggingface.gguf_judge`). Needs `gguf` (extra `judge`) for its tables of quantisation.
+Weights become float32.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
 
-__all__ = ["GgufFile", "llama_judge", "read_gguf"]
+__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = 8192  # a context beyond this buys nothing here and costs memory
+LONGEST_CONTEXT = 8192  # a context beyond this buys nothing here and costs memory
 _ROTARY_BASE = 10000.0
+_ROWS_AT_ONCE = 4096  # rows of a tensor that are dequantised at a time
 _SPLITTERS = {
     "default": (),
     "gpt-2": (),
@@ -44,9 +46,10 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The metadata of a GGUF file, and where its tensors are: name -> (shape, quantisation, offset)."""
+    """The bytes and metadata of a GGUF file, and where its tensors are: name -> (shape, quantisation, offset)."""
 
-    path: Path
+    name: str
+    data: npt.NDArray[np.uint8]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, tuple[tuple[int, ...], int, int]]
 
@@ -74,9 +77,13 @@ class GgufFile:
         block, size = GGML_QUANT_SIZES[quantisation]
         row = shape[-1] // block * size
         count = row * int(np.prod(shape[:-1]))
-        raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=offset, shape=(count,)).reshape(-1, row)
-        values: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(raw), quantisation)
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+        raw = self.data[offset : offset + count].reshape(-1, row)
+        values = np.empty((len(raw), shape[-1]), dtype=np.float32)
+        for start in range(0, len(raw), _ROWS_AT_ONCE):
+            values[start : start + _ROWS_AT_ONCE] = dequantize(
+                np.ascontiguousarray(raw[start : start + _ROWS_AT_ONCE]), quantisation
+            )
+        return torch.from_numpy(values.reshape(shape))
 
 
 class _Reader:
@@ -90,6 +97,15 @@ class _Reader:
         self.at += struct.calcsize(code)
         return value
 
+    def numbers(self, code: str, count: int) -> list[Any]:
+        """Many numbers of one kind at once: a vocabulary has hundreds of thousands."""
+        size = count * struct.calcsize(code)
+        if self.at + size > len(self.data):
+            raise struct.error("an array runs beyond the end of the file")
+        self.at += size
+        found: list[Any] = np.frombuffer(self.data[self.at - size : self.at], dtype="<" + code).tolist()
+        return found
+
     def string(self) -> str:
         length = self.number("Q")
         if self.at + length > len(self.data):
@@ -102,15 +118,20 @@ class _Reader:
             return self.string()
         if kind == _ARRAY:
             of, count = self.number("I"), self.number("Q")
-            return [self.value(of) for _ in range(count)]
+            return self.numbers(_NUMBERS[of], count) if of in _NUMBERS else [self.value(of) for _ in range(count)]
         return self.number(_NUMBERS[kind])
 
 
-def read_gguf(path: str | Path) -> GgufFile:
-    """Read the header of a GGUF file, version 2 or 3; the tensors stay on the disk."""
-    path = Path(path)
+def read_gguf(*parts: str | Path) -> GgufFile:
+    """Read the header of a GGUF file, version 2 or 3; the tensors stay on the disk.
+
+    A file in several `parts` is joined in memory.
+    """
+    path = Path(parts[0])
     try:
-        reader = _Reader(np.memmap(path, dtype=np.uint8, mode="r"))
+        pieces = [np.memmap(part, dtype=np.uint8, mode="r") for part in parts]
+        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        reader = _Reader(data)
         magic, version = bytes(reader.data[:4]), struct.unpack_from("<I", reader.data, 4)[0]
         if magic != b"GGUF" or version not in (2, 3):
             raise struct.error(f"it begins with {magic!r}, version {version}")
@@ -124,7 +145,9 @@ def read_gguf(path: str | Path) -> GgufFile:
         ) from error
     alignment = int(metadata.get("general.alignment", 32))
     start = -(-reader.at // alignment) * alignment
-    return GgufFile(path, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found})
+    return GgufFile(
+        path.name, data, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found}
+    )
 
 
 def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
@@ -148,25 +171,29 @@ def llama_judge(
         style="llama",
         dropout=0.0,
         norm_eps=facts["llama.attention.layer_norm_rms_epsilon"],
-        max_length=min(_LONGEST, facts["llama.context_length"]),
+        max_length=min(LONGEST_CONTEXT, facts["llama.context_length"]),
     )
     model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
     model.load_state_dict(_state(file, config))
+    model.to(device).eval().requires_grad_(False)
     first = bos_id if bos_id is not None else facts.get("tokenizer.ggml.bos_token_id")
     return TokenJudge(
         name=name,
-        nll=model.to(device).eval().requires_grad_(False).nll,
+        nll=model.nll,
+        hidden=model.trunk,
         encode=_Encode(tokens, facts["tokenizer.ggml.merges"], facts.get("tokenizer.ggml.pre", "default")),
         max_length=config.max_length,
         vocab_size=config.vocab_size,
         bos_id=first if first is not None else facts.get("tokenizer.ggml.eos_token_id"),
-        details={
-            "dtype": "float32",
-            "num_parameters": sum(int(np.prod(shape)) for shape, *_ in file.tensors.values()),
-            "source": file.path.name,
-        },
+        details=judge_details(file),
         device=device,
     )
+
+
+def judge_details(file: GgufFile) -> dict[str, Any]:
+    """What a result file says of a judge from a GGUF file: precision, size, and the file's name."""
+    num_parameters = sum(int(np.prod(shape)) for shape, *_ in file.tensors.values())
+    return {"dtype": "float32", "num_parameters": num_parameters, "source": file.name.removesuffix(".part00")}
 
 
 class _Llama(CausalModel):

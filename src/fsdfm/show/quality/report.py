@@ -25,6 +25,8 @@ from fsdfm.show.quality.tables import (
     COMPARED,
     changes_csv,
     changes_table,
+    controls_table,
+    equal_entropy_table,
     few_steps_table,
     matched_table,
     metric_table,
@@ -110,12 +112,17 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
         parts += ["## Metric by metric\n", *(metric_table(comparison, metric).to_markdown() for metric in metrics)]
     if (matched := matched_table(comparison)) is not None:
         parts.append(matched.to_markdown())
-    if pictures("frontier") or pictures("latency"):
-        parts += ["## Frontier and latency\n", *pictures("frontier"), *pictures("latency")]
+    equal = equal_entropy_table(comparison)
+    if equal is not None or pictures("frontier") or pictures("latency"):
+        parts += ["## Frontier and latency\n", *pictures("frontier")]
+        parts += [] if equal is None else [equal.to_markdown()]
+        parts += pictures("latency")
     parts.append("## Model by model\n")
     for label, evaluation in comparison.pairs:
         tables = model_tables(label, evaluation, comparison.real_of(label))
         parts += [table.to_markdown() for table in tables]
+        if (controls := controls_table(label, evaluation, comparison.real_of(label))) is not None:
+            parts.append(controls.to_markdown())
         parts.append(facts_in_words(evaluation) + "\n")
     return "\n".join(parts)
 

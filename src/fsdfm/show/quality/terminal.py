@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, Real
 from fsdfm.show.quality.metrics import GAP, metric_named
-from fsdfm.show.quality.tables import Notes, Table, matched_table, model_tables
+from fsdfm.show.quality.tables import Notes, Table, controls_table, matched_table, model_tables
 
 __all__ = ["print_tables"]
 
@@ -25,6 +25,8 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
         _print(table, console, keys=1)
     if (matched := matched_table(comparison)) is not None:
         _print(matched, console, keys=4)
+    if (controls := controls_table(evaluation.name, evaluation, real)) is not None:
+        _print(controls, console, keys=1)
     if evaluation.frontier:
         _print(_frontier(evaluation, real), console, keys=2)
     if (bound := evaluation.bound) is not None:

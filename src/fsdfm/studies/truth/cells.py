@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.flow import ExactJump, Jump, total_variation
+from fsdfm.measure.matching import find_temperature
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.runner import Cell
 from fsdfm.studies.truth.laws import (
@@ -34,7 +34,7 @@ from fsdfm.studies.truth.worlds import World, make_world
 
 __all__ = ["MethodTrial", "TruthSetting", "cells_of", "compute_cell", "methods_of"]
 
-_GRID, _BISECTIONS = 12, 12
+_MATCHED, _TEMPERATURES = 1e-3, (0.05, 20.0)  # bits, and where the temperature of equal entropy is looked for
 
 
 @dataclass(frozen=True)
@@ -197,23 +197,8 @@ def _coupling(trial: MethodTrial, method: str, draws: str) -> Tensor:
 
 
 def _match_entropy(law_at: Callable[[float], Tensor], wanted: float) -> tuple[float, Tensor]:
-    """The temperature in [1/20, 20], nearest to 1, whose law has the wanted entropy, or the nearest entropy there is.
-
-    Entropy need not grow with the temperature, nor reach every value: a grid finds a crossing, bisection its place.
-    """
-
-    def excess(log_temperature: float) -> float:
-        return float(entropy_bits(law_at(math.exp(log_temperature)))) - wanted
-
-    places = [math.log(20) * n / _GRID for n in range(-_GRID, _GRID + 1)]
-    found = [excess(place) for place in places]
-    crossings = [n for n in range(len(places) - 1) if found[n] * found[n + 1] <= 0]
-    if not crossings:
-        best = min(range(len(places)), key=lambda n: abs(found[n]))
-        return math.exp(places[best]), law_at(math.exp(places[best]))
-    n = min(crossings, key=lambda n: abs(places[n] + places[n + 1]))
-    low, high, rises = places[n], places[n + 1], found[n] <= 0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (excess(middle) <= 0) == rises else (low, middle)
-    return math.exp((low + high) / 2), law_at(math.exp((low + high) / 2))
+    """The temperature whose law has the wanted entropy, or the nearest entropy there is, and the law there."""
+    found = find_temperature(
+        lambda temperature: float(entropy_bits(law_at(temperature))), wanted, tolerance=_MATCHED, ends=_TEMPERATURES
+    )
+    return found.temperature, law_at(found.temperature)
