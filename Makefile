@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench docs clean
+.PHONY: help setup demo test test-fast check format bench docs mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
+	$(BIN)/python tools/mutants.py
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
