@@ -3,7 +3,7 @@
     python tools/mutants.py                 # every edit of tests/mutants.toml
     python tools/mutants.py flow/rule       # those of files whose name holds this
 
-An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files and folders
+An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files or folders
 under tests, and pytest's own options. Every edit is tried in a copy of the source, on its fast tests only. An edit that
 no test notices is a survivor.
 """
