@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check format bench results docs clean
+.PHONY: help setup demo test test-fast check format bench docs mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +33,9 @@ check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
+	$(BIN)/python tools/mutants.py
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
