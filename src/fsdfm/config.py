@@ -104,6 +104,7 @@ class ModelSection:
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
     add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
+    reset_head: bool = False  # the parent's last layer starts from zero: for outputs that will mean something else
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
     def __post_init__(self) -> None:
