@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench docs clean
+.PHONY: help setup demo test test-fast check format bench results docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ format: $(STAMP) ## let ruff format and fix
 bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	mkdir -p bench-results
 	$(BIN)/fsdfm bench jump --json bench-results/jump.json
+
+results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
+	$(BIN)/fsdfm results $(if $(CHECK),--check)
 
 docs: $(STAMP) ## serve the documentation on localhost
 	$(BIN)/mkdocs serve

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "InUseError",
     "did_you_mean",
     "file_sha256",
     "lock",
@@ -117,11 +118,16 @@ def write_json(path: Path, value: object, *, indent: int | None = 1, allow_nan: 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
 
+class InUseError(ValueError):
+    """Another process, or another part of this one, has the lock."""
+
+
 @contextmanager
 def lock(owned: Path, *, beside: bool = False) -> Iterator[None]:
     """Keep every other writer out of a folder, or with `beside` of a file or a folder that is still to be made.
 
     The system holds the lock and drops it when the process ends, however it ends; a file left behind locks nothing.
+    Where another has it, an `InUseError` says who.
     """
     owned = owned.resolve()
     file = owned.with_name(f".{owned.name}.lock") if beside else owned / ".lock"
@@ -158,7 +164,7 @@ def _take(fcntl: Any, owned: Path, file: Path) -> int:
             holder = os.read(descriptor, _WORDS).decode("utf-8", "replace")
             os.close(descriptor)
             who = "".join(letter for letter in holder if letter.isprintable()) or "another process"
-            raise ValueError(
+            raise InUseError(
                 f"{owned} is in use by another run ({who}); wait for it to end, or choose another place"
             ) from None
         except BaseException:

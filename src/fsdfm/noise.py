@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     BATCH = 11  # where a training row starts and how long it is
     SHUFFLE = 12  # the order of an epoch
     BOOTSTRAP = 13  # which samples a bootstrap set holds
+    CONTROL = 32  # negative controls, defects put into real text, splits of real text
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[int]) -> list[Tensor]:

@@ -22,7 +22,7 @@ def test_version():
 
 def test_help_names_every_command():
     text = runner.invoke(app, ["--help"]).stdout
-    for command in ("bench", "checkerboard", "train", "truth"):
+    for command in ("bench", "train", "study"):
         assert command in text
 
 

@@ -34,7 +34,41 @@ def few_resamples(monkeypatch):
 
 def arguments(files, *more):
     judge, held = str(files / "judge"), str(files / "held.txt")
-    return ["evaluate", str(files / "tiny"), "--judge", judge, "--held-out", held, "--num", "4", *more]
+    sweep = [] if "--frontier" in more else ["--frontier", "none"]
+    return ["evaluate", str(files / "tiny"), "--judge", judge, "--held-out", held, "--num", "4", *sweep, *more]
+
+
+def test_temperatures_are_swept_and_controls_measured_unless_told_otherwise(files, tmp_path):
+    words = ["evaluate", str(files / "tiny"), "--judge", str(files / "judge"), "--held-out", str(files / "held.txt")]
+    words += ["--num", "4", "--steps", "1", "--metrics", "perplexity"]
+    assert run(*words, "--json", str(tmp_path / "a.json")).exit_code == 0
+    found = load_evaluation(tmp_path / "a.json")
+    assert [row.temperature for row in found.frontier] == [0.8, 0.9]
+    assert {"unigram", "markov-4", "cycle", "echo"} <= set(found.controls)
+    assert all("token_perplexity" in metrics for metrics in found.controls.values())
+    assert {"metric", "above_real", "above_models"} <= set(found.facts["blind"][0])
+    run(*words, "--json", str(tmp_path / "b.json"), "--frontier", "none", "--no-controls")
+    other = load_evaluation(tmp_path / "b.json")
+    assert (other.frontier, dict(other.controls)) == ((), {})
+    assert other.real["token_perplexity"] == found.real["token_perplexity"]
+    assert other.rows[0].metrics == found.rows[0].metrics
+
+
+def test_an_autoregressive_model_stands_beside_it(files, tmp_path):
+    out = tmp_path / "a.json"
+    more = ["--steps", "1", "--metrics", "perplexity", "--no-controls", "--alternative", str(files / "judge")]
+    done = run(*arguments(files, *more, "--json", str(out)))
+    assert "judge, autoregressive: " in done.stdout
+    (row,) = load_evaluation(out).alternatives
+    assert row.facts["name"] == "judge"
+    assert row.seconds_per_sample > 0
+    assert row.metrics["token_perplexity"].value > 0
+
+
+def test_two_judges_must_be_two(files):
+    judge = str(files / "judge")
+    done = runner.invoke(app, arguments(files, "--second-judge", judge, "--steps", "1"))
+    assert done.exit_code != 0
 
 
 def run(*words):

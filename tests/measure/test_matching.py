@@ -30,3 +30,20 @@ def test_the_start_may_be_right_already():
 def test_what_is_out_of_reach_is_said(target, end):
     match = find_temperature(lambda t: t, target)
     assert (match.temperature, match.reached) == (end, False)
+
+
+def test_entropy_that_falls_with_the_temperature_is_found_too():
+    match = find_temperature(lambda t: 5 - math.log(t), 5.8, tolerance=0.01)
+    assert match.reached
+    assert match.temperature == pytest.approx(math.exp(-0.8), rel=0.02)
+
+
+def test_of_two_crossings_the_colder_one_is_taken_where_there_is_too_much_entropy():
+    """A hump: 5 bits at 0.25 and at 1.6, more between them."""
+
+    def entropy(temperature):
+        return 6 - (math.log(temperature) - math.log(0.632)) ** 2 / math.log(1.6 / 0.632) ** 2
+
+    match = find_temperature(entropy, 5.0, tolerance=0.01, ends=(0.05, 20.0))
+    assert match.reached
+    assert match.temperature == pytest.approx(0.25, rel=0.02)

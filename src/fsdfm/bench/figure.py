@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fsdfm.show.plots import require_plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_generate", "require_plots"]
+__all__ = ["draw_generate", "require_picture"]
 
 INK, OURS, OTHERS = "#222222", "#3f51b5", "#b0b4bd"
 _LABELS = {
@@ -23,14 +24,13 @@ _LABELS = {
 }
 
 
-def require_plots(file: Path | None) -> None:
+def require_picture(file: Path | None) -> None:
     """Raise before the work where a picture is wanted and matplotlib is missing, or the file is no picture."""
     if file is None:
         return
     if file.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"the picture is {file}; allowed are names that end in .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the picture needs matplotlib; install it with: pip install 'fsdfm[plots]'")
+    require_plots()
 
 
 def draw_generate(result: Mapping[str, Any]) -> Figure:

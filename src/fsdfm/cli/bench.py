@@ -96,7 +96,7 @@ def bench_generate_command(
     """A text in a few steps against the machine's matrix products, the textbook sampler, 1,024 steps and GPT-2."""
     import torch
 
-    from fsdfm.bench.figure import draw_generate, require_plots
+    from fsdfm.bench.figure import draw_generate, require_picture
     from fsdfm.bench.generate import COMPARISONS, GenerateBench, bench_generate
 
     names = {"all": COMPARISONS, "none": ()}.get(compare, tuple(name.strip() for name in compare.split(",")))
@@ -116,7 +116,7 @@ def bench_generate_command(
         )
     check_writable(json_file)
     check_writable(plot)
-    require_plots(plot)
+    require_picture(plot)
     if threads:
         torch.set_num_threads(threads)
     result = bench_generate(setting)

@@ -19,6 +19,12 @@ def evaluate(
         str | None,
         typer.Option(help="Who scores text: gpt2-large or any name of the hub, a folder, *.gguf, smollm2, *.bin."),
     ] = None,
+    second_judge: Annotated[
+        str | None, typer.Option(help="Another judge, best of another family: gemma3 beside smollm2.")
+    ] = None,
+    alternative: Annotated[
+        str | None, typer.Option(help="An autoregressive model beside it: a folder of a causal model, stories15m:FILE.")
+    ] = None,
     held_out: Annotated[str | None, typer.Option(help="Real text that the model was not trained on.")] = None,
     training: Annotated[
         list[str] | None, typer.Option(help="Training text, or a prepared corpus: how much is copied from it.")
@@ -31,7 +37,7 @@ def evaluate(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Some of perplexity, diversity, trajectory, copying, mauve, accuracy, continuation, bound; "
+            help="Some of perplexity, diversity, distances, trajectory, copying, mauve, accuracy, continuation, bound; "
             "entropy and distinct-n come with all. [default: all that is possible]"
         ),
     ] = None,
@@ -46,7 +52,15 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Also at the temperature of equal entropy: data, a number of bits, or FILE:STEPS."),
     ] = None,
-    frontier: Annotated[str | None, typer.Option(help="Also at these temperatures: 0.7,0.8,0.9.")] = None,
+    frontier: Annotated[
+        str | None,
+        typer.Option(
+            help="Also at these temperatures: 0.7,0.8,0.9; none: at no other. [default: 0.8,0.9 with a judge]"
+        ),
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Measure text without sense, too: what fools a metric.")
+    ] = True,
     mauve: Annotated[
         str | None, typer.Option(help="Measure MAUVE with these features: minilm, or a causal model of the hub.")
     ] = None,

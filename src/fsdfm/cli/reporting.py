@@ -1,4 +1,4 @@
-"""Showing what was measured: report."""
+"""Showing what was measured: report, results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import OutOption, console
+from fsdfm.terminal import say
 
-__all__ = ["report"]
+__all__ = ["report", "results"]
 
 
 def report(
@@ -23,4 +24,34 @@ def report(
     from fsdfm.show.quality import write_report
 
     written = write_report(files, out, names=name or ())
-    console.print(f"look at {written[0]}; beside it: {', '.join(file.name for file in written[1:])}", soft_wrap=True)
+    say(console, f"look at {written[0]}; beside it: {', '.join(file.name for file in written[1:])}")
+
+
+def results(
+    documents: Annotated[
+        list[Path] | None, typer.Argument(help="Markdown with marked tables and numbers. [default: README.md, docs]")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Where result files are; those of the package unless said.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail where a document is out of date.")
+    ] = False,
+) -> None:
+    """Write the numbers of result files into documents and model cards, or check that they say the same."""
+    from fsdfm.checkpoint.embedded import embedded_models, stored_demo
+    from fsdfm.demo.card import stale_card
+    from fsdfm.files import write_text
+    from fsdfm.show.quality.blocks import stale_documents, write_documents
+
+    source = folder or stored_demo() / "results"
+    files = documents or [file for file in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if file.is_file()]
+    cards = [] if documents else [card for name in embedded_models() if (card := stale_card(name, source)) is not None]
+    stale = [*(stale_documents if check else write_documents)(files, source), *(file for file, _ in cards)]
+    said = ", ".join(map(str, stale))
+    if check and stale:
+        typer.echo(f"out of date: {said}; fsdfm results writes them anew", err=True)
+        raise typer.Exit(1)
+    for file, text in cards:
+        write_text(file, text)
+    typer.echo(f"written anew: {said}" if stale else "documents, cards and result files agree")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import SEPARATOR, OutOption, SeedOption, SeparatorOption, console
+from fsdfm.terminal import say
 
 __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
@@ -23,7 +24,7 @@ def train(
     if not result.speaks:  # another process of the run does
         return
     state = "finished" if result.finished else "stopped and saved; the same command resumes it"
-    console.print(f"{result.folder}: {state}, training step {result.training_step}", highlight=False, soft_wrap=True)
+    say(console, f"{result.folder}: {state}, training step {result.training_step}")
 
 
 def prepare(
@@ -43,19 +44,19 @@ def prepare(
         inputs=tuple(inputs), tokenizer=tokenizer, separator=separator, field=field, max_documents=max_documents
     )
     corpus = prepare_corpus(config, out, processes=processes)
-    console.print(f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens")
 
 
 def import_weights(
     source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
     out: OutOption,
     format: Annotated[
-        str, typer.Option(help="auto (what is in it tells), llama2c or fs-dfm (the paper's .pth).")
+        str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
     tokenizer: Annotated[
         str | None, typer.Option(help="llama2c: its tokenizer.bin, else behind the weights. fs-dfm: gpt2, or a path.")
     ] = None,
-    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+    half: Annotated[bool, typer.Option(help="Store the weights as float16; huggingface: as bfloat16.")] = False,
     texts: Annotated[
         list[str] | None, typer.Option(help="llama2c: keep only the tokens that these inputs use.")
     ] = None,
@@ -73,22 +74,40 @@ def import_weights(
     system: Annotated[
         str | None, typer.Option(help="peer: mdlm, duo, sedd-absorb, sdtt or hdlm-epsilon, where files do not say.")
     ] = None,
+    flow_source: Annotated[
+        str | None, typer.Option(help="huggingface, autoregressive: uniform (unless said), mask or mixture.")
+    ] = None,
+    shift: Annotated[bool, typer.Option(help="huggingface, autoregressive: keep the next-token shift.")] = True,
+    length: Annotated[
+        int | None, typer.Option(help="huggingface: tokens per block; 1024, or what the model knows.", min=1)
+    ] = None,
 ) -> None:
     """Make a checkpoint of other people's weights, to generate, evaluate and train with; runs nothing in them."""
     given = dict(locals())
     from fsdfm.run import ImportConfig
     from fsdfm.run import import_weights as run_import
 
-    names = ("tokenizer", "half", "separator", "min_count", "preset", "config", "weights", "system")
+    names = (
+        "tokenizer",
+        "half",
+        "separator",
+        "min_count",
+        "preset",
+        "config",
+        "weights",
+        "flow_source",
+        "shift",
+        "length",
+        "system",
+    )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
-    console.print(
+    say(
+        console,
         f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens{known}, "
         f"{'step-aware' if network.is_step_aware else 'not step-aware'}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -102,7 +121,7 @@ def export(
 
     bundle = run_export(checkpoint, out, half=half)
     parameters = sum(p.numel() for p in bundle.model.parameters())
-    console.print(f"{out}: {parameters:,} parameters", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {parameters:,} parameters")
 
 
 def reflow(
@@ -147,4 +166,4 @@ def reflow(
         count = make_pairs(parent, out, config, runtime=runtime)
     else:
         count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
-    console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

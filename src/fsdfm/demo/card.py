@@ -15,7 +15,7 @@ from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
 from fsdfm.show.quality.tables import model_tables
 
-__all__ = ["BEGIN", "END", "measured_markdown", "write_card"]
+__all__ = ["BEGIN", "END", "card_text", "measured_markdown", "stale_card", "write_card"]
 
 BEGIN, END = "<!-- measured: fsdfm card writes this part -->", "<!-- /measured -->"
 
@@ -25,6 +25,25 @@ def write_card(model: str | Path, files: Sequence[Path]) -> Path:
 
     The files must be of these very weights; several are taken as one, fewer samples at many calls, say.
     """
+    card, text = card_text(model, files)
+    write_text(card, text)
+    return card
+
+
+def stale_card(model: str | Path, results: Path) -> tuple[Path, str] | None:
+    """A model's card and what it should say, where its measured part differs from the results of its weights."""
+    sha256 = weights_sha256(load_model(find_model(model)).model)
+    found = {file: load_evaluation(file) for file in sorted(results.glob("*.json"))}
+    own = [file for file, evaluation in found.items() if evaluation.model.get("checkpoint_sha256") == sha256]
+    if not own:
+        return None
+    largest = sorted(own, key=lambda file: -int(found[file].facts.get("num_samples", 0)))  # its real text is shown
+    card, text = card_text(model, largest)
+    return (card, text) if not card.exists() or card.read_text(encoding="utf-8") != text else None
+
+
+def card_text(model: str | Path, files: Sequence[Path]) -> tuple[Path, str]:
+    """The file of a model's card, and what `write_card` would write into it."""
     folder = find_model(model)
     sha256 = weights_sha256(load_model(folder).model)
     evaluations = [load_evaluation(file) for file in files]
@@ -36,9 +55,7 @@ def write_card(model: str | Path, files: Sequence[Path]) -> Path:
     before, _, rest = old.partition(BEGIN)
     after = rest.partition(END)[2] or "\n"
     parts = "\n".join(measured_markdown(evaluation) for evaluation in merge(evaluations).values())
-    text = f"{before.rstrip()}\n\n{BEGIN}\n{parts}{END}{after}"
-    write_text(card, text)
-    return card
+    return card, f"{before.rstrip()}\n\n{BEGIN}\n{parts}{END}{after}"
 
 
 def measured_markdown(evaluation: Evaluation) -> str:

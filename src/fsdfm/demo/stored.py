@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from itertools import groupby
 from pathlib import Path
 
 from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.demo.stories import Sampling, Story, command_line
 from fsdfm.measure.results import Evaluation, Row, load_evaluation
 from fsdfm.show.quality import Comparison
+from fsdfm.show.quality.blocks import join_evaluations
 from fsdfm.show.timeline import Timeline
 
 __all__ = ["CALLED", "SavedSamples", "evaluate_commands", "merge", "read_stored", "sampling_of"]
@@ -62,13 +61,7 @@ def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
     def place(evaluation: Evaluation) -> tuple[int, str]:
         return (NAMES.index(evaluation.name) if evaluation.name in NAMES else len(NAMES)), evaluation.name
 
-    def join(first: Evaluation, other: Evaluation) -> Evaluation:
-        if first.model.get("checkpoint_sha256") != other.model.get("checkpoint_sha256"):
-            raise ValueError(f"two result files of {first.name} have different weights; measure one of them again")
-        return reduce(Evaluation.with_row, other.rows, first)
-
-    grouped = groupby(sorted(evaluations, key=place), key=lambda evaluation: evaluation.name)
-    return {name: reduce(join, group) for name, group in grouped}
+    return join_evaluations(sorted(evaluations, key=place))
 
 
 def evaluate_commands(evaluation: Evaluation) -> list[str]:
@@ -117,7 +110,7 @@ def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
         record = json.loads(file.read_text("utf-8"))
         model = str(record["model"]).rpartition(" from ")[2]
         texts, steps = record["generations"], record["settings"]["steps"]
-        seed, num = record["settings"]["seed"], len(texts)
+        seed, num = int(record["settings"]["seed"]), len(texts)
         other = () if loaded.get(model) == record["model"] else ("Made with other weights than those of this build.",)
         return [
             Story(

@@ -46,7 +46,7 @@ class TrainableDenoiser(Protocol):
         """Features [B, L, C], the head's input."""
         ...
 
-    def logits_at(self, rows: Tensor) -> Tensor:
+    def logits_at(self, features: Tensor) -> Tensor:
         """The head: [N, C] -> [N, V]."""
         ...
 

@@ -30,6 +30,7 @@ from fsdfm.measure.statistics import (
     interval_of,
     jackknife,
     sequence_perplexity,
+    student_mean,
     token_perplexity,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "replace_tokens",
     "self_bleu",
     "sequence_perplexity",
+    "student_mean",
     "token_accuracy",
     "token_perplexity",
     "unigram_entropy_bits",

@@ -23,9 +23,11 @@ from fsdfm.checkpoint import Checkpoint, describe_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, SamplerConfig, load
+from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
-from fsdfm.measure.judges import make_judge
+from fsdfm.measure.judges import Judge, make_judge
+from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
 from fsdfm.measure.rows import Begin, Reader, TokenRows, cut_rows
@@ -44,16 +46,19 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
+from fsdfm.terminal import say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationRequest", "Outcome", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
+DEFAULT_FRONTIER = "0.8,0.9"  # beside the temperature of the rows themselves, where there is a judge
+_NONE = "none"
 _SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start")
 _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", "device")
 # What belongs to sampling, and so has no say where samples are there already.
 _OF_SAMPLING = (
     *("model", "length", "temperature", "final_temperature", "top_k", "top_p", "jump", "grid", "start", "seed"),
-    *("held_out", "matched", "frontier", "samples", "precision"),
+    *("held_out", "matched", "frontier", "samples", "precision", "alternative"),
 )
 
 
@@ -63,6 +68,8 @@ class EvaluationRequest:
 
     model: str | None = None
     judge: str | None = None
+    second_judge: str | None = None
+    alternative: str | None = None
     held_out: str | None = None
     separator: str = texts.SEPARATOR
     field: str = "text"
@@ -83,6 +90,7 @@ class EvaluationRequest:
     mauve: str | None = None
     matched: tuple[str, ...] = ()
     frontier: str | None = None
+    controls: bool = True
     json: Path | None = None
     samples: Path | None = None
     from_samples: Path | None = None
@@ -187,7 +195,8 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         options = _options(request, bundle)
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
-        judge = None if request.judge is None else make_judge(request.judge, device=lm.runtime.device)
+        judge, second = _judges(request, lm.runtime.device)
+        data = replace(data, second=second, alternative=_alternative(request, reader, options))
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
         archive = None if file is None else _archive(file, about, data, options, lm=lm)
@@ -209,6 +218,27 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         )
 
     return run
+
+
+def _judges(request: EvaluationRequest, device: Any) -> tuple[Judge | None, Judge | None]:
+    """The judge and the second one, as far as they are named."""
+    if request.second_judge is not None and request.judge in (None, request.second_judge):
+        raise ValueError(
+            f"--second-judge is {request.second_judge} and --judge {request.judge}; name two different judges, "
+            "of two families where you can"
+        )
+    first, second = (
+        None if name is None else make_judge(name, device=device) for name in (request.judge, request.second_judge)
+    )
+    return first, second
+
+
+def _alternative(request: EvaluationRequest, reader: Reader, options: Options) -> Alternative | None:
+    """The autoregressive model that is named."""
+    if request.alternative is None:
+        return None
+    length = options.sampling.length
+    return make_alternative(request.alternative, reader.tokenizer, length=length, batch_size=request.batch_size)
 
 
 def _check_texts(request: EvaluationRequest) -> None:
@@ -234,9 +264,18 @@ def _options(request: EvaluationRequest, bundle: Checkpoint) -> Options:
         num=request.num or DEFAULT_NUM,
         metrics=_metrics(request.metrics),
         matched=tuple(_target(text, sampling.length) for text in request.matched),
-        frontier=_numbers(request.frontier, "--frontier") if request.frontier else (),
+        frontier=_frontier(request),
+        controls=request.controls,
         batch_size=request.batch_size,
     )
+
+
+def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
+    """The temperatures to sweep beside the rows' own: a comparison of two models needs the curve."""
+    default = DEFAULT_FRONTIER if request.judge is not None else _NONE
+    text = default if request.frontier is None else request.frontier
+    found = () if text == _NONE else _numbers(text, "--frontier")
+    return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
 def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
@@ -249,7 +288,8 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
         reader = Reader(texts.Tokenizer(archive.header["tokenizer"]), archive.header["bos_id"])
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
-        judge = None if request.judge is None else make_judge(request.judge, device=runtime.device)
+        judge, second = _judges(request, runtime.device)
+        data = replace(data, second=second)
     data = _shared(data, processes)
 
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
@@ -280,6 +320,7 @@ def _stored_options(request: EvaluationRequest, archive: Archive) -> Options:
         steps=parse_steps(request.steps) if request.steps else tuple(sorted({row["steps"] for row in rows})),
         num=request.num or _largest_common(rows),
         metrics=_metrics(request.metrics),
+        controls=request.controls,
     )
 
 
@@ -294,9 +335,12 @@ def _stored_plan(header: Mapping[str, Any]) -> SamplingPlan:
 
 
 def _largest_common(rows: Sequence[Mapping[str, Any]]) -> int:
-    """The number of samples that every row has; a row may have been completed more than once, with more of them."""
+    """The number of samples that every row has; a row may have been completed more than once, with more of them.
+
+    Rows of the frontier have fewer on purpose, and no say.
+    """
     most: dict[str, int] = {}
-    for row in rows:
+    for row in [row for row in rows if row["place"] == "rows"] or rows:
         key = repr((row["place"], row["steps"], row["temperature"], (row["matched"] or {}).get("to")))
         most[key] = max(row["num"], most.get(key, 0))
     return min(most.values())
@@ -313,8 +357,9 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
     facts: dict[str, Any] = {}
     real, training = None, None
     features = None if request.mauve is None else _features(request.mauve)
+    store = default_store()
     if not speaks:
-        return Data(features=features)
+        return Data(features=features, store=store)
     if request.held_out is not None:
         corpus = _corpus((request.held_out,), request, reader.tokenizer, held=held)
         real = _real_rows(corpus, request, reader, options)
@@ -332,7 +377,7 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
         }
     if features is not None:
         facts["mauve_features"] = request.mauve
-    return Data(real, training, features, facts)
+    return Data(real, training, features, facts, store)
 
 
 def _shared(data: Data, processes: Processes) -> Data:
@@ -515,7 +560,7 @@ def _warn(console: Console, data: Data, options: Options) -> None:
             "samples; the guard compares as many samples as there are rows"
         )
     for sentence in told:
-        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"note: {sentence}")
 
 
 class _Report:
@@ -523,7 +568,12 @@ class _Report:
 
     def __init__(self, console: Console):
         self.console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.progress = Progress(
             *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
         )
@@ -545,7 +595,7 @@ class _Report:
         self.progress.update(self.task, completed=done, total=total)
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, sentence)
 
     def known(self, evaluation: Evaluation) -> list[str]:
         """A sentence on every row that was not told of yet; it is told of now."""

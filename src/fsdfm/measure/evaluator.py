@@ -22,9 +22,13 @@ from torch import nn
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel
+from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.collapse import TOLERANCE
+from fsdfm.measure.controls import Material, blind_metrics, sample_controls, sentence_ends
+from fsdfm.measure.evidence import FEWEST_REAL, Evidence
 from fsdfm.measure.judges import Judge
+from fsdfm.measure.kept import ScoreStore
 from fsdfm.measure.matching import find_temperature
 from fsdfm.measure.mauve import Features
 from fsdfm.measure.results import Evaluation, Measured, Row
@@ -35,7 +39,17 @@ from fsdfm.measure.statistics import Interval, bootstrap_mean
 from fsdfm.measure.suite import METRICS, MetricSuite, Tell
 from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
 
-__all__ = ["BUDGETS", "Data", "Job", "Options", "Target", "evaluate", "evaluate_samples", "possible_metrics"]
+__all__ = [
+    "BUDGETS",
+    "Data",
+    "Job",
+    "Options",
+    "Target",
+    "blind_metrics",
+    "evaluate",
+    "evaluate_samples",
+    "possible_metrics",
+]
 
 BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4 ... 1024, the paper's
 _NEEDS = {  # what a metric cannot be measured without
@@ -45,6 +59,7 @@ _NEEDS = {  # what a metric cannot be measured without
     "bound": ("real",),
     "copying": ("training",),
     "mauve": ("features", "real"),
+    "distances": ("real",),
 }
 _MISSING = {
     "judge": "a judge: --judge",
@@ -73,12 +88,18 @@ class Data:
     training   the tokens of the training text; of several processes only the first needs it
     features   text to vectors, for MAUVE
     facts      what a result file says of them: held_out, held_out_sha256, training
+    store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
+    second     another judge, best of another family: what both say alike is no taste of one
+    alternative   an autoregressive model to measure beside the model
     """
 
     real: TokenRows | None = None
     training: npt.NDArray[Any] | None = None
     features: Features | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    store: ScoreStore | None = None
+    second: Judge | None = None
+    alternative: Alternative | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,8 @@ class Options:
     metrics     of METRICS; None: all that judge and data allow
     matched     entropies to match, for every budget
     frontier    temperatures to sweep, for every budget
+    frontier_num   samples of a row of the frontier, at most
+    controls    whether negative controls are measured, too
     pilot       samples that the search for a temperature looks at
     tolerance   bits within which an entropy counts as matched
     """
@@ -108,6 +131,8 @@ class Options:
     metrics: Collection[str] | None = None
     matched: tuple[Target, ...] = ()
     frontier: tuple[float, ...] = ()
+    frontier_num: int = 64
+    controls: bool = True
     pilot: int = 32
     tolerance: float = 0.03
     batch_size: int = 16
@@ -126,6 +151,10 @@ class Options:
             self.sampling.at(1, temperature)
         if unknown := sorted(set(self.metrics or ()) - set(METRICS)):
             raise ValueError(f"metrics holds {unknown[0]!r}; allowed are {', '.join(METRICS)}")
+
+    def num_at(self, place: str) -> int:
+        """Samples of a row of the `rows` or of the `frontier`."""
+        return min(self.num, self.frontier_num) if place == "frontier" else self.num
 
     def jobs(self) -> list[Job]:
         """Plain rows, matched rows, frontier, few steps first."""
@@ -245,7 +274,7 @@ def _complete_jobs(archive: Archive, options: Options) -> list[Job]:
     jobs = [
         Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
         for row in archive.records("row")
-        if row["steps"] in options.steps and row["num"] >= options.num
+        if row["steps"] in options.steps and row["num"] >= options.num_at(row["place"])
     ]
     if not jobs:
         raise ValueError(f"{archive.file} holds no complete row of these budgets and {options.num} samples")
@@ -305,8 +334,20 @@ class _Evaluator:
         self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
+        self.training, self.alternative = data.training, data.alternative
         self.assess = MetricSuite(
-            supply.reader, metrics, judge, self.real, data.training, data.features, options.seed, tell, processes
+            supply.reader,
+            metrics,
+            judge,
+            self.real,
+            data.training,
+            data.features,
+            options.seed,
+            tell,
+            processes,
+            self._evidence(data),
+            data.store,
+            data.second,
         )
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
@@ -317,6 +358,8 @@ class _Evaluator:
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
+        if self.alternative is not None and not evaluation.alternatives:
+            evaluation = self._kept(replace(evaluation, alternatives=(self._alternative(evaluation.real),)))
         for job in jobs:
             done = evaluation.rows if job.place == "rows" else evaluation.frontier
             if job.key in [row.key for row in done]:
@@ -329,7 +372,10 @@ class _Evaluator:
 
     def _kept(self, evaluation: Evaluation) -> Evaluation:
         seconds = self.seconds_before + time.perf_counter() - self.began
-        evaluation = replace(evaluation, facts={**evaluation.facts, "seconds": round(seconds, 3)})
+        facts = {**evaluation.facts, "seconds": round(seconds, 3)}
+        if evaluation.controls:
+            facts["blind"] = [mark.to_json() for mark in blind_metrics(evaluation)]
+        evaluation = replace(evaluation, facts=facts)
         self.keep(evaluation)
         return evaluation
 
@@ -347,13 +393,47 @@ class _Evaluator:
             shuffled = self.assess.perplexities(self.assess.score_shuffled(self.real, "shuffled text"))
             for what, found in (("real", real), ("shuffled", shuffled)):
                 judge[what] = {**{name: found[name].to_json() for name in names}, "n": len(self.real)}
-        return replace(evaluation, judge=judge, real=real, bound=self._bound())
+        return replace(evaluation, judge=judge, real=real, controls=self._controls(), bound=self._bound())
+
+    def _evidence(self, data: Data) -> Evidence | None:
+        """What samples are compared with: of twice as many real rows as samples, one half; None: there are too few."""
+        if "distances" not in self.metrics or data.real is None:
+            return None
+        pool = data.real[: 2 * self.options.num]
+        if len(pool) < FEWEST_REAL:
+            return None
+        reader = self.supply.reader
+        most = max(int(pool.max()) + 1, reader.tokenizer.vocab_size)
+        return Evidence(reader, pool, data.features, seed=self.options.seed, vocab_size=most)
+
+    def _controls(self) -> dict[str, dict[str, Measured]]:
+        """Text without sense, measured as samples are."""
+        if not self.options.controls or self.real is None:
+            return {}
+        rows = self.processes.on_rank0(self._draw_controls)
+        return {name: self.assess.control_texts(found, f"control {name}") for name, found in rows.items()}
+
+    def _draw_controls(self) -> dict[str, TokenRows]:
+        """As many and as long as the real rows, made of the training text, or of real rows that are left."""
+        assert self.real is not None
+        reader, (num, width) = self.supply.reader, self.real.shape
+        length, decode = width - reader.lead, reader.tokenizer.decode
+        vocab_size = reader.tokenizer.vocab_size
+        material = Material(self._material(length), sentence_ends(decode, vocab_size))
+        made = sample_controls(material, num=num, length=length, seed=self.options.seed)
+        front = np.repeat(self.real[:1, : reader.lead], num, axis=0)
+        return {name: np.concatenate((front, rows), axis=1) for name, rows in made.items()}
+
+    def _material(self, length: int) -> TokenRows:
+        if self.training is not None and len(self.training) >= _FEWEST_CONTROL_ROWS * length:
+            count = min(len(self.training) // length, _MOST_CONTROL_ROWS)
+            return np.asarray(self.training[: count * length], dtype=np.int32).reshape(count, length)
+        assert self.real is not None
+        spare = self.spare if self.spare is not None and len(self.spare) >= _FEWEST_CONTROL_ROWS else self.real
+        return spare[:, self.supply.reader.lead :]
 
     def _measure_real(self, rows: TokenRows) -> dict[str, Measured]:
-        drawn = Drawn(rows)
-        found = self.assess.texts(drawn, "real text")
-        if self.judge is not None and "token_perplexity" not in found:
-            found |= self.assess.perplexities(self.assess.score(rows, "real text"))
+        found = self.assess.real_texts(rows, "real text")
         if "continuation" in self.metrics:
             scores = self.assess.score(rows, "real continuations", border=self.supply.border)
             found |= self.assess.perplexities(scores, "continuation_")
@@ -382,7 +462,11 @@ class _Evaluator:
         return Measured(interval.value, interval.low, interval.high, facts)
 
     def _judge_facts(self) -> dict[str, Any]:
-        return {} if self.judge is None else {"name": self.judge.name, **self.judge.facts}
+        if self.judge is None:
+            return {}
+        second = self.assess.second
+        other = {} if second is None else {"second": {"name": second.name, **second.facts}}
+        return {"name": self.judge.name, **self.judge.facts, **other}
 
     def _resume(self, earlier: Evaluation) -> Evaluation:
         old, judge = earlier.to_json(), self._judge_facts()
@@ -403,7 +487,7 @@ class _Evaluator:
         if job.target is not None:
             drawn, temperature, matched = self._match(job, real)
         else:
-            drawn = self.supply.draw("text", job.steps, temperature=temperature, num=self.options.num)
+            drawn = self.supply.draw("text", job.steps, temperature=temperature, num=self.options.num_at(job.place))
         if matched is not None and not matched["reached"]:
             flags = (f"the entropy of {matched['to']} is out of reach: not matched",)
         metrics = self.assess.texts(drawn, job.name, light=job.place == "frontier")
@@ -422,6 +506,30 @@ class _Evaluator:
             flags=(*flags, *self.assess.flags(drawn.tokens, real)),
             matched=matched,
             metrics=metrics,
+        )
+
+    def _alternative(self, real: Mapping[str, Measured]) -> Row:
+        """What an autoregressive model writes, measured as samples are; a call of its network for every token."""
+        alternative, options, reader = self.alternative, self.options, self.supply.reader
+        assert alternative is not None
+        name, length = alternative.name, options.sampling.length
+        self.tell(f"{name} writes", 0, options.num)
+        drawn = self.processes.on_rank0(
+            lambda: alternative.draw(options.num, length=length, bos_id=reader.bos_id, seed=options.seed)
+        )
+        seconds = drawn.columns["seconds"]
+        metrics = self.assess.texts(drawn, name)
+        if "mauve" in self.metrics:
+            metrics |= self.assess.mauve(drawn.tokens, name)
+        return Row(
+            steps=length - reader.lead,
+            num_samples=len(drawn),
+            seconds=float(seconds.sum()),
+            seconds_per_sample=float(seconds.mean()),
+            temperature=alternative.temperature,
+            flags=self.assess.flags(drawn.tokens, real),
+            metrics=metrics,
+            facts={"name": name, "num_parameters": alternative.num_parameters},
         )
 
     def _given(self, job: Job) -> dict[str, Measured]:
@@ -481,4 +589,5 @@ class _Evaluator:
         return drawn, temperature, matched
 
 
+_FEWEST_CONTROL_ROWS, _MOST_CONTROL_ROWS = 8, 4096  # of real text that controls are made of
 _ROUNDS = 3  # whole sets drawn at most for one matched row

@@ -156,6 +156,8 @@ class Evaluation:
     real       the metrics of held-out text
     bound      the likelihood bound
     frontier   rows at other temperatures
+    controls   the metrics of negative controls, by their names: text without sense that was built to please a metric
+    alternatives   autoregressive models that write the same kind of text: rows whose facts hold a `name`
     facts      anything else: dtype, device, threads, seed, num_samples, commit, versions, started, seconds
     """
 
@@ -167,6 +169,8 @@ class Evaluation:
     real: Mapping[str, Measured] = field(default_factory=dict)
     bound: Measured | None = None
     frontier: tuple[Row, ...] = ()
+    controls: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+    alternatives: tuple[Row, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -214,6 +218,12 @@ class Evaluation:
             "bound": None if self.bound is None else self.bound.to_json(),
             "frontier": [row.to_json() for row in self.frontier],
         }
+        if self.alternatives:
+            record["alternatives"] = [row.to_json() for row in self.alternatives]
+        if self.controls:
+            record["controls"] = {
+                who: {name: m.to_json() for name, m in found.items()} for who, found in self.controls.items()
+            }
         return {name: _plain(value) for name, value in record.items()}
 
     @classmethod
@@ -234,6 +244,11 @@ class Evaluation:
             real=_split(_mapping(rest.pop("real", None) or {}, "real"))[0],
             bound=None if bound is None else _within("bound", _measured, bound),
             frontier=_rows(rest.pop("frontier", None) or [], "frontier"),
+            alternatives=_rows(rest.pop("alternatives", None) or [], "alternatives"),
+            controls={
+                name: _within(f"controls.{name}", lambda each: _split(_mapping(each, "it"))[0], found)
+                for name, found in _mapping(rest.pop("controls", None) or {}, "controls").items()
+            },
             facts=rest,
         )
 

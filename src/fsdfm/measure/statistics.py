@@ -11,8 +11,10 @@ cannot be: a bootstrap set repeats samples and looks less diverse than it is. It
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -31,6 +33,7 @@ __all__ = [
     "interval_of",
     "jackknife",
     "sequence_perplexity",
+    "student_mean",
     "token_perplexity",
 ]
 
@@ -45,6 +48,7 @@ _T_QUANTILES = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
+_NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Interval:
     high: float
 
     def __format__(self, spec: str) -> str:
+        if math.isnan(self.low):
+            return f"{self.value:{spec}}"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def map(self, function: Callable[[float], float]) -> Interval:
@@ -81,11 +87,20 @@ def draw_ratios(numerator: Tensor, denominator: Tensor, *, seed: int, stream: in
         raise ValueError(
             f"numerator has shape {tuple(top.shape)} and denominator {tuple(bottom.shape)}; give [N] each, N >= 1"
         )
+    parts = [
+        top[chosen.long()].sum(1) / bottom[chosen.long()].sum(1)
+        for chosen in torch.split(_resamples(seed, stream, len(top), RESAMPLES), _ROWS_AT_ONCE)
+    ]
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=4)
+def _resamples(seed: int, stream: int, count: int, sets: int) -> Tensor:
+    """Which samples each bootstrap set holds: int32 [R, N]; every quantity of the same samples asks for the same."""
     parts = []
-    for start in range(0, RESAMPLES, _ROWS_AT_ONCE):
-        noise = Noise(seed, range(start, min(start + _ROWS_AT_ONCE, RESAMPLES)))
-        chosen = noise.integers(Purpose.BOOTSTRAP, len(top), len(top), step=stream)
-        parts.append(top[chosen].sum(1) / bottom[chosen].sum(1))
+    for start in range(0, sets, _ROWS_AT_ONCE):
+        noise = Noise(seed, range(start, min(start + _ROWS_AT_ONCE, sets)))
+        parts.append(noise.integers(Purpose.BOOTSTRAP, count, count, step=stream).int())
     return torch.cat(parts)
 
 
@@ -99,6 +114,26 @@ def bootstrap_mean(values: Tensor | Sequence[float], *, seed: int = 0, stream: i
     """The mean over samples with its interval."""
     numbers = torch.as_tensor(values, dtype=torch.float64)
     return bootstrap_ratio(numbers, torch.ones_like(numbers), seed=seed, stream=stream)
+
+
+def student_mean(values: Sequence[float]) -> Interval:
+    """The mean over a few independent values, such as seeds, with its interval:
+
+        mean -+ t_{N-1} s / sqrt(N),  s the standard deviation with N - 1 in its denominator
+
+    A bootstrap of so few would be too narrow. Of ratios take logarithms: `student_mean(logs).map(math.exp)`.
+    """
+    if not values:
+        return Interval(math.nan, math.nan, math.nan)
+    mean = statistics.fmean(values) if len(values) > 1 else values[0]
+    if len(values) < 2:
+        return Interval(mean, math.nan, math.nan)
+    half = _t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def _t_quantile(degrees: int) -> float:
+    return _T_QUANTILES[degrees - 1] if degrees <= len(_T_QUANTILES) else _NORMAL_QUANTILE
 
 
 def token_perplexity(scores: Scores, *, seed: int = 0) -> Interval:
@@ -153,5 +188,5 @@ def jackknife(
     left_out = processes.map(without, range(num_groups))
     mean = sum(left_out) / num_groups
     variance = (num_groups - 1) / num_groups * sum((theta - mean) ** 2 for theta in left_out)
-    quantile = _T_QUANTILES[num_groups - 2] if num_groups - 2 < len(_T_QUANTILES) else 1.96
-    return Interval(value, value - quantile * math.sqrt(variance), value + quantile * math.sqrt(variance))
+    half = _t_quantile(num_groups - 1) * math.sqrt(variance)
+    return Interval(value, value - half, value + half)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from fsdfm.measure.collapse import TOLERANCE, leave_band
 from fsdfm.measure.copying import Copying, find_copies
+from fsdfm.measure.evidence import Evidence
 from fsdfm.measure.judges import Judge, Scores
+from fsdfm.measure.kept import ScoreStore
 from fsdfm.measure.mauve import Features, compute_mauve
 from fsdfm.measure.metrics import distinct_n, duplicates, repetition, self_bleu, unigram_entropy_bits
 from fsdfm.measure.results import Measured
@@ -30,10 +32,14 @@ from fsdfm.measure.statistics import (
 )
 from fsdfm.runtime import ALONE, Processes
 
-__all__ = ["METRICS", "MetricSuite", "Tell"]
+__all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "Tell"]
 
-METRICS = ("perplexity", "diversity", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound")
+METRICS = (
+    *("perplexity", "diversity", "distances", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound"),
+)
 """What can be chosen. Entropy and distinct-n are always measured: the guard needs them."""
+
+CONTROL_ROWS = 64  # rows of a negative control that the judge reads: what all share needs no more
 
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
@@ -52,7 +58,10 @@ class MetricSuite:
 
     real       held-out rows, as many as there are samples or fewer; the guard's band and MAUVE's reference
     training   the tokens of the training text, for copying; only the first process needs it
-    features   text to vectors, for MAUVE
+    features   text to vectors, for MAUVE and distances
+    evidence   what samples are compared with beyond perplexity; None: nothing
+    store      where scores of real text and of controls are kept; None: nowhere
+    second     another judge, whose perplexities are called `second_...`
     processes  share what a network reads and what is left out in turn; all of them get every number
     """
 
@@ -65,6 +74,9 @@ class MetricSuite:
     seed: int = 0
     tell: Tell = field(default=lambda *_: None)
     processes: Processes = ALONE
+    evidence: Evidence | None = None
+    store: ScoreStore | None = None
+    second: Judge | None = None
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
@@ -76,14 +88,56 @@ class MetricSuite:
         found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
         if light:
             return found
+        if "perplexity" in self.metrics and self.second is not None:
+            found |= self.perplexities(self.as_second().score(drawn.tokens, name), "second_")
         if "diversity" in self.metrics:
             found |= self._diversity(drawn.tokens)
+        if self.evidence is not None:
+            found |= self.compared(drawn.tokens)
         if "copying" in self.metrics:
             found |= self._copying(drawn.tokens)
         if "trajectory" in self.metrics and "logits" in drawn.columns:
             found["model_entropy_bits"] = self.ratio(drawn, "bits", "logits")
             found["jumps_per_token"] = self.ratio(drawn, "jumps", "free")
         return found
+
+    def real_texts(self, rows: TokenRows, name: str) -> dict[str, Measured]:
+        """What real rows say: as `texts`, but compared with other real rows, and scores are kept."""
+        found = self.perplexities(self.score_kept(rows, name)) if self.judge is not None else {}
+        if self.second is not None:
+            found |= self.perplexities(self.as_second().score_kept(rows, name), "second_")
+        found |= {key: _measured(interval) for key, interval in self.watched(rows).items()}
+        if "diversity" in self.metrics:
+            found |= self._diversity(rows)
+        if self.evidence is not None:
+            found |= self.processes.on_rank0(self.evidence.measure_real)
+        if "copying" in self.metrics:
+            found |= self._copying(rows)
+        return found
+
+    def control_texts(self, rows: TokenRows, name: str) -> dict[str, Measured]:
+        """What a negative control's rows say; the judge reads the first of them only."""
+        found: dict[str, Measured] = {}
+        if "perplexity" in self.metrics:
+            found |= self.perplexities(self.score_kept(rows[:CONTROL_ROWS], name))
+            if self.second is not None:
+                found |= self.perplexities(self.as_second().score_kept(rows[:CONTROL_ROWS], name), "second_")
+        found |= {key: _measured(interval) for key, interval in self.watched(rows).items()}
+        if "diversity" in self.metrics:
+            found |= self._diversity(rows)
+        if self.evidence is not None:
+            found |= self.compared(rows)
+        return found
+
+    def as_second(self) -> MetricSuite:
+        """The suite with the second judge in the place of the first."""
+        return replace(self, judge=self.second)
+
+    def compared(self, rows: TokenRows) -> dict[str, Measured]:
+        """Distances, n-grams and checks, by the first process."""
+        evidence = self.evidence
+        assert evidence is not None
+        return self.processes.on_rank0(lambda: evidence.measure(rows))
 
     def watched(self, rows: TokenRows) -> dict[str, Interval]:
         """What the guard watches: entropy and distinct-n."""
@@ -123,13 +177,30 @@ class MetricSuite:
         """The judge's word on rows, from `border` on, given what stands before it."""
         return self._score(rows, name, lambda some, first: self.reader.pieces(some, border=border, first=first))
 
+    def score_kept(self, rows: TokenRows, name: str) -> Scores:
+        """The judge's word on rows that are the same in every evaluation: from the store, if it has it."""
+        return self._kept(rows, name, lambda some, first: self.reader.pieces(some, first=first))
+
     def score_shuffled(self, rows: TokenRows, name: str) -> Scores:
-        """The judge's word on rows whose documents have their words shuffled."""
+        """The judge's word on rows whose documents have their words shuffled; it is kept, too."""
 
         def read(some: TokenRows, first: int) -> list[Piece]:
             return shuffle_pieces(self.reader.pieces(some, first=first), seed=self.seed)
 
-        return self._score(rows, name, read)
+        return self._kept(rows, name, read)
+
+    def _kept(self, rows: TokenRows, name: str, read: Callable[[TokenRows, int], list[Piece]]) -> Scores:
+        store, judge = self.store, self.judge
+        if store is None:
+            return self._score(rows, name, read)
+        assert judge is not None
+        key = store.key(judge, read(rows, 0), len(rows))
+        found = self.processes.on_rank0(lambda: store.get(key))
+        if found is None:
+            found = self._score(rows, name, read)
+            if self.processes.is_rank0:
+                store.put(key, found)
+        return found
 
     def _score(self, rows: TokenRows, name: str, read: Callable[[TokenRows, int], list[Piece]]) -> Scores:
         judge = self.judge

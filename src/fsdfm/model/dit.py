@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import Chain, ChainCRF, Posterior, SplitNetwork, crf_posterior, network_posterior
+from fsdfm.flow import Posterior, SplitNetwork, network_posterior
 from fsdfm.flow.posterior import independent_posterior
 from fsdfm.flow.reading import reading_hook
+from fsdfm.model.crf_head import CRFConfig
+from fsdfm.model.joint import JointConfig, JointHead, JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
     Norm,
     Rotary,
-    StackConfig,
     draw_normal,
     embedding,
     initialise,
@@ -39,7 +40,7 @@ SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(StackConfig):
+class ModelConfig(JointStackConfig):
     """The architecture of a `DiT`; the defaults are the paper's 170M model."""
 
     vocab_size: int = 50257
@@ -48,7 +49,6 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
     clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa at kappa = t
     says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
@@ -59,17 +59,11 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if (
-            not isinstance(self.transition_rank, int)
-            or isinstance(self.transition_rank, bool)
-            or self.transition_rank < 0
-        ):
-            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
         for name, allowed in (("clock", get_args(ClockName)), ("says", get_args(ReadingName))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, allowed))}")
-        if self.says != "posterior" and self.transition_rank:
-            raise ValueError(f"says is {self.says!r}, but transitions need logits of the posterior; leave one out")
+        if self.says != "posterior" and self.posterior is not None:
+            raise ValueError(f"says is {self.says!r}, but a joint head needs logits of the posterior; leave one out")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -180,41 +174,15 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
-class TransitionTables(nn.Module):
-    """The joint head of a linear-chain CRF: how well a token goes before another, s(a, b) = <left_a, right_b>.
-
-    It is 0 at the start, so that a child with transitions says what its parent says.
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.left = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
-        self.right = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw the left table, N(0, 1/rank); the right one is zero."""
-        draw_normal(self.left, self.left.shape[1] ** -0.5, torch.Generator().manual_seed(seed))
-        nn.init.zeros_(self.right)
-
-    def posterior(
-        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
-    ) -> ChainCRF:
-        """The chain whose fields are the network's logits."""
-        return crf_posterior(network, (self.left, self.right), x_t, t=t, h=h, rows=rows)
-
-    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
-        """log p(x_1 | x_t) of texts from their fields [B, L, V]: [B]; see `Chain.of` for what is held and real."""
-        chain = Chain.of(logits, (self.left, self.right), held=held, joined=real)
-        return chain.log_prob(x_1, scored=real)
-
-
-class Reading(nn.Module):
+class Reading(JointHead):
     """The head of a network whose outputs are no logits of p_{1|t}: it makes them so, position by position."""
 
     def __init__(self, name: str):
         super().__init__()
         self.name = name
+
+    def initialise(self, seed: int) -> None:
+        """It has no weights."""
 
     def posterior(
         self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
@@ -223,18 +191,18 @@ class Reading(nn.Module):
         said = independent_posterior(network, x_t, t, h=h, rows=rows)
         return said.changed(reading_hook(self.name), x_t, t=t, t_next=t + h)
 
-    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
+    def log_prob(self, network: SplitNetwork, features: Tensor, x_1: Tensor, **_: Any) -> Tensor:
         """Asked for by objectives that train logits of p_{1|t}, which this network has not."""
         raise ValueError(
             f"this network says {self.name}, not p_1|t; train it with the objective that it was trained with"
         )
 
 
-def _joint_head(config: ModelConfig) -> TransitionTables | Reading | None:
+def _joint_head(config: ModelConfig) -> JointHead | None:
     """What stands between the logits and the posterior, if anything."""
     if config.says != "posterior":
         return Reading(config.says)
-    return TransitionTables(config) if config.transition_rank else None
+    return None if config.posterior is None else make_joint_head(config, config.posterior)
 
 
 def _told(clock: ClockName, t: Tensor) -> Tensor:
@@ -274,7 +242,7 @@ class DiT(nn.Module):
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
-        if isinstance(self.joint, TransitionTables):
+        if self.joint is not None:
             self.joint.initialise(seed + 2)
 
     def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
@@ -328,10 +296,12 @@ class DiT(nn.Module):
         """The rotary phases of positions 0 .. length-1, kept until another length is asked for."""
         if torch.compiler.is_compiling():
             return rotary_phases(length, self.config.head_width, device=device)
-        if self._phases is None or self._phases[0] != (length, device):
+        kept = self._phases  # read once: another thread may ask for another length meanwhile
+        if kept is None or kept[0] != (length, device):
             with torch.inference_mode(False):  # else training could not use what sampling has left here
-                self._phases = ((length, device), rotary_phases(length, self.config.head_width, device=device))
-        return self._phases[1]
+                kept = ((length, device), rotary_phases(length, self.config.head_width, device=device))
+            self._phases = kept
+        return kept[1]
 
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
@@ -353,15 +323,21 @@ class DiT(nn.Module):
             raise ValueError(
                 f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
             )
-        child = self._grown("joint.", 0, transition_rank=left.shape[1])
-        assert isinstance(child.joint, TransitionTables)
+        child = self.with_posterior(CRFConfig(rank=left.shape[1]))
+        assert child.joint is not None
         child.joint.load_state_dict({"left": left, "right": right})
         return child
+
+    def with_posterior(self, config: JointConfig, *, seed: int = 0) -> DiT:
+        """A child with this model's weights and a joint head, which says nothing yet."""
+        if self.config.posterior is not None:
+            raise ValueError(f"this model has the posterior {self.config.posterior} already; train it as it is")
+        return self._grown("joint.", seed, posterior=config)
 
     @torch.no_grad()
     def with_mask(self) -> DiT:
         """A child with one token more, the mask: embedded as the mean of all tokens, its output 0."""
-        child = DiT(replace(self.config, vocab_size=self.config.vocab_size + 1, transition_rank=0))
+        child = DiT(replace(self.config, vocab_size=self.config.vocab_size + 1, posterior=None))
         state = {name: value for name, value in self.state_dict().items() if not name.startswith("joint.")}
         table = state["embedding.weight"]
         state["embedding.weight"] = torch.cat([table, table.mean(0, keepdim=True)])

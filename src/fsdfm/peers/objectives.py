@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import ExactJump, Independent, MixturePath, PolynomialSchedule, SamplerState, advance
+from fsdfm.flow.posterior import without_token
 from fsdfm.learn import Objective, Outcome, Target, Teacher, TrainableDenoiser, register_objective
-from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, without_token
+from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
 from fsdfm.learn.path import NoisedRows, mean_by_sample, noised, settled
 from fsdfm.noise import Noise, Purpose
 from fsdfm.peers import duo, hdlm, sdtt, sedd

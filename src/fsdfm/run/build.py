@@ -11,16 +11,21 @@ from fsdfm.config import FlowConfig, Recipe
 from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
-from fsdfm.model import DiT
+from fsdfm.model import Network
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
 __all__ = ["make_blocks", "make_feed", "make_objective", "make_path", "make_rows", "make_trainer"]
 
 
-def make_path(config: FlowConfig, num_tokens: int) -> flow.MixturePath:
-    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one."""
-    source = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
+def make_path(config: FlowConfig, num_tokens: int, mask_token: int | None = None) -> flow.MixturePath:
+    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one.
+
+    mask_token   the mask where it is one of the tokenizer's own tokens
+    """
+    source: dict[str, Any] = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
+    if mask_token is not None and mask_token < num_tokens and config.source != "uniform":
+        source |= {"vocab_size": num_tokens, "mask_token": mask_token}
     schedule = {"name": config.schedule, "exponent": config.exponent, "rate": config.rate}
     return flow.MixturePath(
         make_source({**source, **_set(mask_share=config.mask_share)}), make_schedule(_set(**schedule))
@@ -39,7 +44,7 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
 
 
 def make_trainer(
-    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: DiT | None = None
+    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: Network | None = None
 ) -> Trainer:
     """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
 

@@ -12,10 +12,12 @@ from typing import cast
 from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.checkpoint.huggingface import is_folder
 from fsdfm.config import DataConfig, ModelSection
 from fsdfm.data import SEPARATOR
 from fsdfm.learn.registry import find_named
 from fsdfm.peers.layouts import is_peer
+from fsdfm.run.huggingface import SourceName, import_folder
 from fsdfm.run.peers import import_peer
 from fsdfm.run.released import import_released
 from fsdfm.run.weights import import_llama2c
@@ -35,6 +37,9 @@ class ImportConfig:
     preset: str | None = None  # a size of the paper's
     config: Path | None = None  # a JSON file with the settings
     weights: str | None = None  # ema, raw or teacher
+    flow_source: str | None = None  # of an autoregressive model's denoiser: uniform (None), mask or mixture
+    shift: bool = True  # keep the next-token shift of an autoregressive model
+    length: int | None = None  # tokens per block; None: what the model knows, 1,024 at most
     system: str | None = None  # whose weights they are, where several peers' look alike
 
 
@@ -107,6 +112,11 @@ def recognise(source: Path) -> str:
     raise ValueError(f"{source} has none of the formats that are known: {known_formats}; name one with --format")
 
 
+def _is_torch_file(source: Path) -> bool:
+    """A ZIP, as torch writes it; or a file that says so by its name, whose reader then says what is wrong with it."""
+    return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
+
+
 def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
     section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
     return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
@@ -120,6 +130,18 @@ def _from_released(source: Path, out: Path, config: ImportConfig, console: Conso
         config=config.config,
         weights=cast(WeightsName | None, config.weights),  # any other word is an error there
         tokenizer=config.tokenizer or "gpt2",
+        half=config.half,
+        console=console,
+    )
+
+
+def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+    return import_folder(
+        source,
+        out,
+        source=cast(SourceName | None, config.flow_source),  # any other word is an error there
+        shift=config.shift,
+        length=config.length,
         half=config.half,
         console=console,
     )
@@ -152,9 +174,15 @@ FORMATS: dict[str, Format] = {
     ),
     "fs-dfm": Format(
         "a .pth file of the paper's, FS-DFM or DFM",
-        zipfile.is_zipfile,
+        _is_torch_file,
         _from_released,
         ("tokenizer", "preset", "config", "weights"),
+    ),
+    "huggingface": Format(
+        "a folder with config.json and safetensors of Llama, SmolLM2, Qwen2, Qwen3, GPT-2, LLaDA or Dream",
+        is_folder,
+        _from_huggingface,
+        ("flow_source", "shift", "length"),
     ),
 }
 """One line per format; the first that recognises a file reads it."""

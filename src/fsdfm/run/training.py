@@ -15,8 +15,8 @@ from fsdfm import flow
 from fsdfm.checkpoint import CHECKPOINTS, Checkpoint, load_model, load_training, recover, save_checkpoint
 from fsdfm.config import Recipe, load_recipe
 from fsdfm.files import lock
-from fsdfm.learn.trainer import Hook, Trainer, TrainingState
-from fsdfm.model import DiT
+from fsdfm.learn.trainer import Every, Hook, Trainer, TrainingState
+from fsdfm.model import DiT, Transformer
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
@@ -24,6 +24,7 @@ from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
 from fsdfm.run.weights import check, frozen_parent, start
 from fsdfm.runtime import Runtime, require_strategy
+from fsdfm.terminal import say
 
 __all__ = ["train"]
 
@@ -60,8 +61,24 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
                 save=_saver(recipe, bundle),
                 write_texts=lambda trainer: sample_texts(trainer.ema.module, bundle, recipe),
                 held_out=held_out,
+                others=_opening(trainer, recipe.model.open_steps),
                 console=speaks,
             )
+
+
+def _opening(trainer: Trainer, steps: int | None) -> list[Every]:
+    """What opens the attention of an imported model, from the step on at which the run stands."""
+    if not steps:
+        return []
+    open_attention(trainer, steps)
+    return [Every(1, lambda trainer: open_attention(trainer, steps))]
+
+
+def open_attention(trainer: Trainer, steps: int) -> None:
+    """Give later positions the weight n / steps in attention at training step n: 0 the causal mask, 1 none."""
+    for network in (trainer.model, trainer.ema.module):
+        assert isinstance(network, Transformer)
+        network.see_future(min(1.0, trainer.training_step / steps))
 
 
 _ARCHITECTURES: dict[str, Callable[[Recipe, Console | None], Result]] = {"dit": _train_denoiser, "causal": train_causal}
@@ -72,7 +89,7 @@ def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> P
     held.enter_context(lock(out))
     place, problems = recover(out / CHECKPOINTS)
     for problem in problems:
-        console.print(f"warning: {problem}; using {place}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: {problem}; using {place}")
     if place is not None:
         check_same(out / "recipe.toml", recipe)
     return place
@@ -84,7 +101,7 @@ def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
     def save(trainer: Trainer) -> None:
         state = trainer.state()
         facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
-        assert isinstance(trainer.ema.module, DiT)
+        assert isinstance(trainer.ema.module, DiT | Transformer)
         average = replace(bundle, model=trainer.ema.module, facts=facts)
         save_checkpoint(
             Path(recipe.out) / CHECKPOINTS,

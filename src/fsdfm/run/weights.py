@@ -12,7 +12,7 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
 from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -43,6 +43,11 @@ def check(recipe: Recipe) -> None:
     unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
     if section.llama2c is None and unused:
         raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    if not 0 <= (section.open_steps or 0) <= recipe.train.steps:
+        raise ValueError(
+            f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
+            "attention would never be open"
+        )
     objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     if section.transition_rank is not None and section.transition_rank < 0:
         raise ValueError(
@@ -67,7 +72,7 @@ def _network_of(recipe: Recipe) -> dict[str, Any]:
     return dict(getattr(objective, "network", {}))
 
 
-def frozen_parent(recipe: Recipe, path: flow.MixturePath) -> DiT | None:
+def frozen_parent(recipe: Recipe, path: flow.MixturePath) -> Network | None:
     """The network of model.parent, frozen, where the objective asks it as its teacher."""
     objective = make_objective(recipe.objective, path)
     if objective.teacher is None or objective.teacher.network != "parent":
@@ -101,6 +106,8 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
+        raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
@@ -153,7 +160,7 @@ def _child(recipe: Recipe) -> Checkpoint:
                 f"data.tokenizer {recipe.data.tokenizer!r} has {named.vocab_size} tokens and is not the parent's, "
                 f"which has {parent.tokenizer.vocab_size}; leave it out to use the parent's"
             )
-    path = make_path(recipe.flow, parent.tokenizer.vocab_size)
+    path = make_path(recipe.flow, parent.tokenizer.vocab_size, parent.path.source.mask_token)
     if recipe.model.add_mask:
         parent = _with_mask(parent, path)
     if (path.source, path.schedule) != (parent.path.source, parent.path.schedule):
@@ -205,16 +212,17 @@ def _with_mask(parent: Checkpoint, path: flow.MixturePath) -> Checkpoint:
             f"model.add_mask is set, but the parent's source is {parent.path.source} and the recipe's {path.source}; "
             "it makes a start for a mask source of a parent that has none: leave it out"
         )
+    assert isinstance(parent.model, DiT)
     return replace(parent, model=parent.model.with_mask(), path=path)
 
 
-def _adapted(model: DiT, recipe: Recipe) -> DiT:
+def _adapted(model: Network, recipe: Recipe) -> Network:
     """The parent's network with the recipe's dropout, and all that the objective asks of it."""
     changes = _network_of(recipe)
     if recipe.model.dropout is not None:
         changes["dropout"] = recipe.model.dropout
     if any(getattr(model.config, name) != value for name, value in changes.items()):
-        other = DiT(replace(model.config, **changes))
+        other = build_network(replace(model.config, **changes))
         other.load_state_dict(model.state_dict())
         model = other
     if is_step_aware(recipe) and not model.config.is_step_aware:
@@ -224,7 +232,7 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
 
 def _bundle(
     recipe: Recipe,
-    model: DiT,
+    model: Network,
     path: flow.MixturePath,
     *,
     tokenizer: data.Tokenizer,

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fsdfm.files import replace_file
+from fsdfm.terminal import say
 
-__all__ = ["progress", "writable_folder"]
+__all__ = ["Tick", "progress", "writable_folder"]
+
+_SECONDS_BETWEEN_LINES = 15.0  # in a log
 
 
 def writable_folder(name: str | os.PathLike[str]) -> Path:
@@ -28,17 +40,29 @@ def writable_folder(name: str | os.PathLike[str]) -> Path:
     return folder
 
 
+class Tick(Protocol):
+    """Moves a bar: one on, or to `done`; it says what is being done."""
+
+    def __call__(self, doing: str, *, done: int | None = None) -> None:
+        """Say it."""
+
+
 @contextmanager
-def progress(what: str, total: int, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """A bar of `total` ticks, each of which says what is being done; on standard error unless a console is given."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console or Console(stderr=True)) as bar:
+def progress(what: str, total: int, console: Console | None = None) -> Iterator[Tick]:
+    """A bar of `total` parts on standard error, or on the console that is given; in a log, a line now and then."""
+    screen = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    began = told = time.monotonic()
+    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda doing: bar.update(task, advance=1, description=doing)
+
+        def tick(doing: str, *, done: int | None = None) -> None:
+            nonlocal told
+            bar.update(task, description=doing, advance=1 if done is None else None, completed=done)
+            now = time.monotonic()
+            if not screen.is_terminal and now - told >= _SECONDS_BETWEEN_LINES:
+                told, finished = now, int(bar.tasks[0].completed)
+                say(screen, f"{doing}: {finished} of {total} after {(now - began) / 60:.1f} min")
+
+        yield tick
         bar.update(task, description=f"{what}: done")

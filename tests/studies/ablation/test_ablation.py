@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from fsdfm.config import load_recipe
 from fsdfm.data import Tokenizer
 from fsdfm.measure.judges import save_causal
 from fsdfm.model import CausalConfig, CausalModel
-from fsdfm.studies.ablation import FACTORS, Ask, run_ablation
+from fsdfm.studies.ablation import FACTORS, AblationRequest, run_ablation
 from fsdfm.studies.ablation.cells import with_mask
-from fsdfm.studies.ablation.factors import CONTROL, Training, find_factor
+from fsdfm.studies.ablation.factors import CONTROL, FineTuning, find_factor
 from fsdfm.studies.ablation.setting import RECIPE
+from fsdfm.studies.folder import StudyFolder
+from fsdfm.studies.runner import StoppedError
 from tiny_models import random_bundle
 
 runner = CliRunner()
@@ -58,12 +61,12 @@ def ask(files, factor, out, **changes):
         "overrides": ("train.batch_size=4", "data.length=16", "runtime.precision=float32"),
         **{"seeds": 2, "steps": "1", "train_steps": 2, "num": 2, "workers": 1},
     }
-    return Ask(**{**asked, **changes})
+    return AblationRequest(**{**asked, **changes})
 
 
 def command(files, out):
     """What `ask` asks for, on the command line."""
-    words = ["ablate", "start", "train.batch_size=4", "data.length=16", "runtime.precision=float32"]
+    words = ["study", "ablate", "start", "train.batch_size=4", "data.length=16", "runtime.precision=float32"]
     words += ["--out", str(out), "--text", str(files / "train.txt"), "--held-out", str(files / "held.txt")]
     words += ["--base", str(files / "base"), "--judge", str(files / "judge"), "--seeds", "2", "--steps", "1"]
     return [*words, "--num", "2"]
@@ -82,11 +85,10 @@ def together(tmp_path_factory):
 @pytest.mark.parametrize("name", FACTORS)
 def test_every_factor_prints_its_table_and_verdicts(files, together, name, monkeypatch):
     if name == "time":
-        monkeypatch.setattr(composition, "Setting", lambda **values: _setting(rounds=2, **values))
+        monkeypatch.setattr(composition, "AblationSetting", lambda **values: _setting(rounds=2, **values))
     out = together if name != "time" else together / "time-alone"
     outcome = ablate(files, name, out)
     factor = FACTORS[name]
-    assert outcome.finished
     for variant in factor.chosen(full=False):
         assert variant.label in outcome.markdown
     for label, row in factor.paper.items():
@@ -107,15 +109,15 @@ def test_every_factor_prints_its_table_and_verdicts(files, together, name, monke
 
 
 def _setting(**values):
-    from fsdfm.studies.ablation.setting import Setting
+    from fsdfm.studies.ablation.setting import AblationSetting
 
-    return Setting(**values)
+    return AblationSetting(**values)
 
 
 def test_what_is_finished_is_not_done_again_and_what_two_factors_share_is_done_once(files, together, monkeypatch):
     first = ablate(files, "scalar", together)
     monkeypatch.setattr(cells, "train", lambda *a, **k: pytest.fail("trained again"))
-    assert ablate(files, "start", together).finished  # its few-step model is that of scalar
+    ablate(files, "start", together)  # its few-step model is that of scalar
     monkeypatch.setattr(cells, "run_evaluation", lambda *a, **k: pytest.fail("measured again"))
     assert ablate(files, "scalar", together).markdown == first.markdown
 
@@ -131,8 +133,9 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(files, to
         return real(request, **rest)
 
     monkeypatch.setattr(cells, "run_evaluation", stopped)
-    assert not ablate(files, "start", tmp_path).finished
-    assert len(list((tmp_path / "cells").glob("*.json"))) == 2
+    with pytest.raises(StoppedError):
+        ablate(files, "start", tmp_path)
+    assert len(list((tmp_path / "cells").glob("*@*.json"))) == 2
     assert not (tmp_path / "start").exists()
     monkeypatch.setattr(cells, "run_evaluation", real)
     assert ablate(files, "start", tmp_path).markdown == whole.markdown
@@ -143,13 +146,14 @@ def test_a_training_that_was_stopped_goes_on(files, tmp_path, monkeypatch):
 
     def half(recipe, overrides, **rest):
         real(recipe, [*overrides, "train.steps=1"], **rest)  # as if a signal had come after one step
-        raise cells.StoppedError
+        raise StoppedError
 
     monkeypatch.setattr(cells, "train", half)
-    assert not ablate(files, "start", tmp_path).finished
+    with pytest.raises(StoppedError):
+        ablate(files, "start", tmp_path)
     assert len(list((tmp_path / "runs").iterdir())) == 1
     monkeypatch.setattr(cells, "train", real)
-    assert ablate(files, "start", tmp_path).finished
+    ablate(files, "start", tmp_path)
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -170,7 +174,7 @@ def test_a_signal_stops_all_processes_and_the_same_command_goes_on(files, tmp_pa
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     assert "Traceback" not in said
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "## Verdict" in done.stdout
@@ -199,7 +203,7 @@ def test_factors_are_whole():
 
 
 def test_equal_names_are_equal_trainings_and_setups():
-    trainings: dict[str, Training] = {}
+    trainings: dict[str, FineTuning] = {}
     for variant in (variant for factor in FACTORS.values() for variant in factor.variants):
         if variant.training is not None:
             assert trainings.setdefault(variant.training.name, variant.training) == variant.training
@@ -245,7 +249,8 @@ def test_sources_are_compared_from_a_uniform_base(files, tmp_path):
 
 
 def test_cells_of_another_setting_are_refused(files, tmp_path):
-    composition._prepare(ask(files, "start", tmp_path), FACTORS["start"])
+    _, setting = composition._prepare(ask(files, "start", tmp_path), FACTORS["start"])
+    StudyFolder(tmp_path).claim({"study": "ablation", **asdict(setting)})
     with pytest.raises(ValueError, match="another setting: num was 2, now it is 4"):
         ablate(files, "start", tmp_path, num=4)
 
@@ -257,7 +262,7 @@ def test_a_folder_that_cannot_be_written_is_named(files, tmp_path):
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["fsdfm", "ablate", "teachr", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr("sys.argv", ["fsdfm", "study", "ablate", "teachr", "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2

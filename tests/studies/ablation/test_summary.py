@@ -2,17 +2,16 @@ import math
 
 import pytest
 
-from fsdfm.files import write_json
 from fsdfm.measure.results import Evaluation, Measured, Row
+from fsdfm.measure.statistics import student_mean
 from fsdfm.studies.ablation.factors import CONTROL, FACTORS, Claim, Factor, Variant
-from fsdfm.studies.ablation.report import Tables, paper_ratio, sentence
-from fsdfm.studies.ablation.setting import Setting
-from fsdfm.studies.ablation.summary import METRICS, Scores, Verdict, decide, verdicts
-from fsdfm.studies.truth.summary import estimate
+from fsdfm.studies.ablation.setting import AblationSetting
+from fsdfm.studies.ablation.summary import METRICS, AblationScores, Verdict, decide, verdicts
+from fsdfm.studies.ablation.tables import AblationTables, paper_ratio, sentence
 
 CLAIM = Claim("a beats b", "a", "b")
 A, B = (Variant(label, None, CONTROL.setup) for label in ("a", "b"))
-SETTING = Setting(
+SETTING = AblationSetting(
     **{"base": "", "text": "", "held_out": "", "judge": "j", "steps": (1, 2), "train_steps": 1, "num": 2, "length": 8}
 )
 
@@ -32,7 +31,7 @@ def scores_of(a, b, *, slope=None):
 
     slope   of the base's log perplexity in its entropy
     """
-    scores = Scores((1, 2))
+    scores = AblationScores((1, 2))
     for label, values in (("a", a), ("b", b)):
         for seed, (perplexity, entropy) in enumerate(values):
             scores.add(label, seed, evaluation([row(steps, perplexity, entropy) for steps in (1, 2)]))
@@ -51,11 +50,11 @@ def verdict_of(scores, claim=CLAIM):
 
 
 def test_the_interval_decides():
-    assert decide(estimate([-0.1, -0.11, -0.12])) == "reproduced"
-    assert decide(estimate([0.1, 0.11, 0.12])) == "refuted"
-    assert decide(estimate([-0.1, 0.1, 0.0])) == "undecided"
-    assert decide(estimate([-0.1, -2.0])) == "undecided"  # two seeds far apart
-    assert decide(estimate([-5.0])) == "undecided"  # one seed has no interval
+    assert decide(student_mean([-0.1, -0.11, -0.12])) == "reproduced"
+    assert decide(student_mean([0.1, 0.11, 0.12])) == "refuted"
+    assert decide(student_mean([-0.1, 0.1, 0.0])) == "undecided"
+    assert decide(student_mean([-0.1, -2.0])) == "undecided"  # two seeds far apart
+    assert decide(student_mean([-5.0])) == "undecided"  # one seed has no interval
 
 
 def test_seeds_are_paired():
@@ -64,7 +63,7 @@ def test_seeds_are_paired():
     a = [(9.0, 7.0), (91.0, 7.0), (890.0, 7.0)]
     found = verdict_of(scores_of(a, b))
     assert found.result == "reproduced"
-    assert math.exp(found.distance.mean) == pytest.approx(0.9, abs=0.01)
+    assert math.exp(found.distance.value) == pytest.approx(0.9, abs=0.01)
     assert verdict_of(scores_of(b, a)).result == "refuted"
     assert set(found.by_budget) == {1, 2}
 
@@ -76,8 +75,8 @@ def test_a_win_that_cooling_explains_is_only_a_drop_in_entropy():
     assert found.result == "reproduced"
     assert found.only_entropy
     assert found.words == "reproduced, but only as a drop in entropy"
-    assert found.equal.mean == pytest.approx(0.0)
-    assert found.entropy.mean == pytest.approx(-0.5)
+    assert found.equal.value == pytest.approx(0.0)
+    assert found.entropy.value == pytest.approx(-0.5)
     other = verdict_of(scores_of(b, cooled, slope=1.0))
     assert other.words == "refuted, but only as a drop in entropy"
 
@@ -99,7 +98,7 @@ def test_a_win_beyond_cooling_is_a_win():
     better = [(p * math.exp(-0.9), 6.5 + k / 1000) for k, (p, _) in enumerate(b)]
     found = verdict_of(scores_of(better, b, slope=1.0))
     assert found.words == "reproduced"
-    assert found.equal.mean == pytest.approx(-0.4, abs=0.01)
+    assert found.equal.value == pytest.approx(-0.4, abs=0.01)
 
 
 def test_without_a_frontier_nothing_is_said_of_equal_entropy():
@@ -137,18 +136,16 @@ def test_higher_is_better_for_entropy_and_accuracy():
 
 
 def test_budgets_beyond_eight_are_no_part_of_the_claim():
-    scores = Scores((4, 8, 1024))
+    scores = AblationScores((4, 8, 1024))
     assert scores.budgets("token_perplexity") == (4, 8)
-    assert Scores((16, 32)).budgets("token_perplexity") == (16, 32)
+    assert AblationScores((16, 32)).budgets("token_perplexity") == (16, 32)
 
 
-def test_times_are_ratios_within_a_round(tmp_path):
-    scores = Scores((1,))
+def test_times_are_ratios_within_a_round():
+    scores = AblationScores((1,))
     for seed in range(3):
-        write_json(tmp_path / "plain", {"seconds": [1.0, 2.0, 4.0]})
-        write_json(tmp_path / "rk2", {"seconds": [1.3, 2.6, 5.2 + seed / 10]})
-        scores.add_times("plain", seed, tmp_path / "plain")
-        scores.add_times("rk2", seed, tmp_path / "rk2")
+        scores.add_times("plain", seed, [1.0, 2.0, 4.0])
+        scores.add_times("rk2", seed, [1.3, 2.6, 5.2 + seed / 10])
     assert scores.of("plain", "seconds", 0) == [1.0] * 3
     assert scores.of("rk2", "seconds", 0) == pytest.approx([1.3] * 3)
     found = verdict_of(_renamed(scores), Claim("", "a", "b", metric="seconds", ratio=1 / 1.33))
@@ -164,7 +161,7 @@ def _renamed(scores):
 def test_the_papers_ratio_is_its_tables():
     factor = FACTORS["scalar"]
     claim = factor.claims[0]
-    e = estimate([0.0, 0.0])
+    e = student_mean([0.0, 0.0])
     assert paper_ratio(factor, Verdict(claim, e, {1: e})) == pytest.approx(514.40 / 1312.65)
     whole = paper_ratio(factor, Verdict(claim, e, dict.fromkeys((1, 2, 4, 8), e)))
     assert whole == pytest.approx((514.40 / 1312.65 * 333.07 / 462.31 * 176.19 / 194.29 * 90.49 / 97.51) ** 0.25)
@@ -176,7 +173,7 @@ def test_flags_and_real_text_stand_in_the_table():
     flagged = evaluation([row(s, 2.0, 1.0, flags=("collapse: entropy_bits below real text's 6 .. 7",)) for s in (1, 2)])
     scores.add("a", 1, flagged)
     factor = Factor("f", "Title", "here", "who", (A, B), (CLAIM,))
-    text = Tables(factor, (A, B), scores, verdicts(factor, scores, (A, B)), SETTING, 2).markdown()
+    text = AblationTables(factor, (A, B), scores, verdicts(factor, scores, (A, B)), SETTING, 2).markdown()
     assert "⚑ |" in text
     assert "a: collapse at 1, 2" in text
     assert "| *real text* | 5.00 [4.00, 6.00] | 7.00" in text
@@ -184,5 +181,5 @@ def test_flags_and_real_text_stand_in_the_table():
 
 
 def test_means_of_ratios_are_geometric():
-    assert METRICS["token_perplexity"].mean([10.0, 1000.0])[0] == pytest.approx(100)
-    assert METRICS["entropy_bits"].mean([6.0, 7.0])[0] == pytest.approx(6.5)
+    assert METRICS["token_perplexity"].mean([10.0, 1000.0]).value == pytest.approx(100)
+    assert METRICS["entropy_bits"].mean([6.0, 7.0]).value == pytest.approx(6.5)

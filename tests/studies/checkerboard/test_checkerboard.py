@@ -23,7 +23,7 @@ from fsdfm.flow import (
 )
 from fsdfm.flow.exact import all_states
 from fsdfm.noise import Noise
-from fsdfm.studies.checkerboard import Board, CheckerboardDenoiser, Setting, run_checkerboard, train_network
+from fsdfm.studies.checkerboard import Board, CheckerboardDenoiser, SamplingCase, run_checkerboard, train_network
 
 SMALL = Board(8, 2)
 SOURCES = {"uniform": UniformSource(8), "mask": MaskSource(9), "mixture": MixtureSource(9, 0.3)}
@@ -35,11 +35,17 @@ SAMPLES, FRAMES = 600, 8  # 8 is also one of the few-step budgets: that setting 
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkerboard") / "new" / "folder"
     folder.mkdir(parents=True)
-    for name in ("jumps.png", "numbers.json"):
+    for name in ("jumps.png", "checkerboard.json"):
         (folder / name).write_text("left by an earlier run")
     with open(os.devnull, "w") as nowhere:
         numbers = run_checkerboard(
-            folder, samples=SAMPLES, frames=FRAMES, train_steps=40, board=SMALL, console=Console(file=nowhere)
+            folder,
+            samples=SAMPLES,
+            frames=FRAMES,
+            train_steps=40,
+            board=SMALL,
+            workers=1,
+            console=Console(file=nowhere),
         )
     return folder, numbers
 
@@ -142,7 +148,7 @@ def test_one_step_fits_half_the_samples_and_more_steps_fit_more(report):
     for source in ("uniform", "mask"):
         for rule in ("exact", "single", "instant", "systematic"):
             one, two, eight = (
-                numbers.outcomes[Setting("exact", source, rule, steps)].on_allowed for steps in (1, 2, 8)
+                numbers.outcomes[SamplingCase("exact", source, rule, steps)].on_allowed for steps in (1, 2, 8)
             )
             assert one == pytest.approx(0.5, abs=4 * binomial_error(0.5, SAMPLES))
             assert one + 0.05 < two < eight - 0.05
@@ -151,7 +157,7 @@ def test_one_step_fits_half_the_samples_and_more_steps_fit_more(report):
 
 def test_exact_and_single_are_one_rule_under_the_mask_source(report):
     _, numbers = report
-    exact, single = (numbers.outcomes[Setting("exact", "mask", rule, 8)] for rule in ("exact", "single"))
+    exact, single = (numbers.outcomes[SamplingCase("exact", "mask", rule, 8)] for rule in ("exact", "single"))
     assert exact == single
 
 
@@ -164,8 +170,12 @@ def test_every_masked_token_jumps_exactly_once(report):
 
 def test_uniform_tokens_jump_about_once(report):
     _, numbers = report
-    assert numbers.outcomes[Setting("exact", "uniform", "exact", 1)].jumps_a_token == pytest.approx(7 / 8, abs=0.05)
-    assert numbers.outcomes[Setting("exact", "uniform", "exact", FRAMES)].jumps_a_token == pytest.approx(1, abs=0.15)
+    assert numbers.outcomes[SamplingCase("exact", "uniform", "exact", 1)].jumps_a_token == pytest.approx(
+        7 / 8, abs=0.05
+    )
+    assert numbers.outcomes[SamplingCase("exact", "uniform", "exact", FRAMES)].jumps_a_token == pytest.approx(
+        1, abs=0.15
+    )
 
 
 def test_the_literal_instantaneous_rule_misses_what_the_theory_says(report):
@@ -186,7 +196,9 @@ def test_the_literal_instantaneous_rule_misses_what_the_theory_says(report):
 
 def test_the_folder_holds_what_it_promises_and_no_leftovers(report):
     folder, _ = report
-    assert sorted(file.name for file in folder.iterdir()) == sorted([*PICTURES, "numbers.json", "captions.md"])
+    written = {*PICTURES, "checkerboard.json", "checkerboard.md", "setting.json", "cells", ".locks"}
+    assert {file.name for file in folder.iterdir()} == written
+    assert not list((folder / ".locks").iterdir())
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -201,14 +213,14 @@ def test_pictures_are_valid_and_not_blank(report, name):
 
 def test_the_json_holds_every_number(report):
     folder, numbers = report
-    stored = json.loads((folder / "numbers.json").read_text())
+    stored = json.loads((folder / "checkerboard.json").read_text())
     assert stored["samples"] == SAMPLES
     assert stored["board"] == {"size": 8, "square": 2}
     assert set(stored["training"]) == {"uniform", "mask"}
     assert len(stored["never_reached"]) == 8
     assert len(stored["outcomes"]) == len(numbers.outcomes) == 2 * 2 * 4 * 4 + 2 * 2 * 4
     for record in stored["outcomes"]:
-        setting = Setting(*(record[name] for name in ("denoiser", "source", "rule", "steps", "kappa")))
+        setting = SamplingCase(*(record[name] for name in ("denoiser", "source", "rule", "steps", "kappa")))
         assert record["on_allowed"] == numbers.outcomes[setting].on_allowed
         assert record["jumps_a_token"] == numbers.outcomes[setting].jumps_a_token
         assert len(record["jumps_per_step"]) == setting.steps
@@ -216,9 +228,9 @@ def test_the_json_holds_every_number(report):
 
 def test_captions_name_every_picture_and_state_measured_numbers(report):
     folder, numbers = report
-    text = (folder / "captions.md").read_text()
+    text = (folder / "checkerboard.md").read_text()
     assert all(name in text for name in PICTURES)
-    share = numbers.outcomes[Setting("network", "mask", "instant", FRAMES)].on_allowed
+    share = numbers.outcomes[SamplingCase("network", "mask", "instant", FRAMES)].on_allowed
     assert f"{100 * share:.1f} %" in text
     assert "nan" not in text.lower().replace("instan", "")
 
@@ -228,8 +240,28 @@ def test_captions_name_every_picture_and_state_measured_numbers(report):
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="cannot write into"):
+    with pytest.raises(ValueError, match="cannot write to"):
         run_checkerboard(tmp_path / "file" / "folder")
+
+
+def test_a_second_run_reads_its_cells_and_draws_the_same_pictures(report, tmp_path, monkeypatch):
+    folder, numbers = report
+    monkeypatch.setattr("fsdfm.studies.checkerboard.cells.trajectory", lambda *a, **k: pytest.fail("sampled anew"))
+    before = (folder / "few-steps.png").read_bytes()
+    with open(os.devnull, "w") as nowhere:
+        again = run_checkerboard(
+            folder,
+            samples=SAMPLES,
+            frames=FRAMES,
+            train_steps=40,
+            board=SMALL,
+            workers=1,
+            console=Console(file=nowhere),
+        )
+    assert again == numbers
+    assert (folder / "few-steps.png").read_bytes() == before
+    with pytest.raises(ValueError, match="another setting: samples was 600, now it is 20"):
+        run_checkerboard(folder, samples=20, frames=FRAMES, train_steps=40, board=SMALL)
 
 
 def test_no_samples_are_refused(tmp_path):

@@ -22,7 +22,8 @@ from fsdfm.flow import (
 from fsdfm.flow.exact import all_states
 from fsdfm.flow.path import MixturePath
 from fsdfm.noise import Noise
-from fsdfm.studies.truth import Setting, run_truth
+from fsdfm.studies.truth import TruthSetting, run_truth
+from fsdfm.studies.truth.cells import MethodTrial, cells_of, methods_of
 from fsdfm.studies.truth.laws import (
     BUDGETS,
     conditional_total_correlation,
@@ -37,12 +38,11 @@ from fsdfm.studies.truth.laws import (
 )
 from fsdfm.studies.truth.methods import FULL, MASK, QUICK, make_objective
 from fsdfm.studies.truth.network import TinyDenoiser
-from fsdfm.studies.truth.study import Study, methods_of
-from fsdfm.studies.truth.summary import Results, estimate, verdicts
+from fsdfm.studies.truth.summary import TruthNumbers, verdicts
 from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import WORLDS, World, make_world
 
-TINY = Setting(parent_steps=4, child_steps=3, batch_size=16, pair_steps=2)
+TINY = TruthSetting(parent_steps=4, child_steps=3, batch_size=16, pair_steps=2)
 SOME = ("rk2", "reflow-2+rk2", "dfm/entropy-of-rk2")
 QUIET = Console(quiet=True)
 
@@ -228,6 +228,14 @@ def test_methods_name_what_they_need_and_come_after_it():
     assert not any(method.pairs_from for method in methods_of("topics-mask", full=True))
 
 
+def test_cells_of_a_world_and_seed_run_in_one_process_after_what_they_build_on():
+    cells = cells_of("topics", 2, methods_of("topics", full=True))
+    assert {cell.unit for cell in cells} == {"topics.2"}
+    by_name = {cell.name: n for n, cell in enumerate(cells)}
+    assert all(by_name[need] < n for n, cell in enumerate(cells) for need in cell.needs)
+    assert by_name["topics.rk2.2"] == [cell.spec[1].name for cell in cells].index("rk2")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("truth")
@@ -240,7 +248,7 @@ def test_a_run_leaves_complete_files(finished):
     numbers = json.loads((out / "truth.json").read_text())
     ran = {"exact", "dfm", "reflow-1", "reflow-2", *SOME}
     assert {row["method"] for row in numbers["rows"]} == ran
-    assert numbers["stamp"]["setting"]["child_steps"] == 3
+    assert numbers["setting"]["child_steps"] == 3
     assert len(numbers["cells"]) == 2 * len(ran)
     text = (out / "truth.md").read_text()
     assert all(f"| {name} |" in text for name in ran)
@@ -264,9 +272,10 @@ def test_the_temperature_control_has_the_entropy_it_was_asked_for(finished):
 def test_a_second_run_skips_what_is_finished_and_repeats_what_is_missing_bit_by_bit(finished, monkeypatch):
     out, _ = finished
     computed = []
-    original = Study._compute
-    monkeypatch.setattr(Study, "_compute", lambda self, method: computed.append(method.name) or original(self, method))
-    file = out / "cells" / "topics.1.rk2.json"
+    original = MethodTrial.compute
+    record = lambda self, method: computed.append(method.name) or original(self, method)  # noqa: E731
+    monkeypatch.setattr(MethodTrial, "compute", record)
+    file = out / "cells" / "topics.rk2.1.json"
     before = json.loads(file.read_text())
     file.unlink()
     run_truth(out, seeds=2, methods=SOME, setting=TINY, workers=1, console=QUIET)
@@ -278,7 +287,7 @@ def test_a_second_run_skips_what_is_finished_and_repeats_what_is_missing_bit_by_
 def test_processes_give_the_cells_that_one_process_gives(finished, tmp_path):
     out, _ = finished
     run_truth(tmp_path, seeds=2, methods=["rk2"], setting=TINY, workers=2, console=QUIET)
-    for name in ("topics.0.rk2.json", "topics.1.rk2.json"):
+    for name in ("topics.rk2.0.json", "topics.rk2.1.json"):
         ours, theirs = (json.loads((folder / "cells" / name).read_text()) for folder in (tmp_path, out))
         assert ours["rules"] == theirs["rules"]
 
@@ -286,7 +295,7 @@ def test_processes_give_the_cells_that_one_process_gives(finished, tmp_path):
 def test_cells_of_another_setting_are_refused(finished):
     out, _ = finished
     with pytest.raises(ValueError, match="holds cells of another setting"):
-        run_truth(out, setting=Setting(parent_steps=5, child_steps=3), console=QUIET)
+        run_truth(out, setting=TruthSetting(parent_steps=5, child_steps=3), console=QUIET)
 
 
 def test_bad_arguments_are_named(tmp_path):
@@ -307,14 +316,6 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
         run_truth(tmp_path, setting=TINY, console=QUIET)
 
 
-def test_intervals_are_students():
-    one = estimate([0.5])
-    assert (one.mean, one.num) == (0.5, 1)
-    assert math.isnan(one.half_width)
-    assert estimate([1.0, 3.0]).half_width == pytest.approx(12.706)  # stdev sqrt 2 over sqrt 2, one degree of freedom
-    assert estimate([0.0] * 40).half_width == 0
-
-
 def cell(world: str, method: str, seed: int, tv: float, entropy: float = 7.0) -> dict:
     scores = {str(s): {"tv": tv / s, "entropy": entropy, "cross_entropy": 8.0} for s in BUDGETS}
     rules = {"exact": scores, "single": scores, "instant": scores}
@@ -326,7 +327,7 @@ def test_verdicts_follow_the_numbers():
     cells = [cell("topics", m, s, tv * (1 + 0.01 * s)) for m, tv in level.items() for s in range(4)]
     cells += [cell("topics", "chained", s, 0.3, entropy=6.0) for s in range(4)]
     cells += [cell("topics-mask", m, s, 0.5) for m in ("exact", "dfm", "path-only", "rk2") for s in range(4)]
-    found = verdicts(Results(cells))
+    found = verdicts(TruthNumbers(cells))
     teacher = next(line for line in found if line.startswith("**Teacher"))
     assert teacher.startswith("**Teacher**: `rk2`, better than `rk4`")  # chained has less error than rk4, but collapsed
     assert "`chained` 0.59 [0.58, 0.60] (collapsed)" in teacher

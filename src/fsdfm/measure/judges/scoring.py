@@ -106,6 +106,7 @@ class TokenJudge:
     encode       texts -> token ids, without special tokens
     max_length   tokens the network can look at
     bos_id       what stands before a text and is never scored; None: the first token of a text is given instead
+    hidden       tokens [B, L] -> the features that the head reads, [B, L, C]; None: the network does not show them
     """
 
     name: str
@@ -116,6 +117,7 @@ class TokenJudge:
     bos_id: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     device: torch.device | str = "cpu"
+    hidden: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.max_length < 2:

@@ -22,7 +22,6 @@ from fsdfm.show.quality.style import (
     draw_series,
     look,
     new_figure,
-    require_plots,
     series_of,
     set_calls_axis,
     set_log_axis,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_change", "draw_frontier", "draw_latency", "draw_panels", "draw_quality", "require_plots"]
+__all__ = ["draw_change", "draw_frontier", "draw_latency", "draw_panels", "draw_quality"]
 
 _LINE, _LETTER = 9.0, 4.6  # height of a small line and width of its letters, in points
 PANELS = ("accuracy", "entropy_bits", "distinct_2", "mauve")
@@ -186,7 +185,9 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
 def _sweeps(evaluation: Evaluation, metric: Metric) -> dict[int, list[Row]]:
     """The rows of every budget that was measured at several temperatures, cold ones first."""
     budgets: dict[int, list[Row]] = {}
-    for row in sorted(evaluation.frontier, key=lambda row: (row.steps, row.temperature)):
+    swept = {(row.steps, row.temperature): row for row in evaluation.frontier}
+    own = {(row.steps, row.temperature): row for row in evaluation.plain if row.steps in {steps for steps, _ in swept}}
+    for row in [row for _, row in sorted({**swept, **own}.items())]:
         if _has(row, metric) and _has(row, metric_named("entropy_bits")):
             budgets.setdefault(row.steps, []).append(row)
     return budgets
@@ -224,6 +225,11 @@ def draw_latency(comparison: Comparison) -> Figure | None:
         series = series_of(rows, metric.name, [_time(row) for row in rows], positive=True)
         draw_series(axes, series, look(n), ribbon=False)
         texts += [(x, y, str(row.steps), look(n).colour) for row, x, y in zip(rows, series.x, series.y, strict=True)]
+    for row in {str(r.facts.get("name")): r for e in comparison.evaluations for r in e.alternatives}.values():
+        if _has(row, metric) and _time(row) > 0:
+            place = (_time(row), row.metrics[metric.name].value)
+            axes.plot(*place, marker="P", markersize=8, color=REAL_INK, linestyle="", zorder=6)
+            texts.append((*place, f"{row.facts.get('name')}, autoregressive", REAL_INK))
     for real in comparison.reals:
         draw_real_line(axes, real.metrics.get(metric.name))
     for which in ("x", "y"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdfm.files import replace_file, write_text
 from fsdfm.measure.results import Evaluation
+from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,
@@ -18,17 +19,19 @@ from fsdfm.show.quality.figures import (
     draw_latency,
     draw_panels,
     draw_quality,
-    require_plots,
 )
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
     COMPARED,
     changes_csv,
     changes_table,
+    controls_table,
+    equal_entropy_table,
     few_steps_table,
     matched_table,
     metric_table,
     model_tables,
+    plain_markdown,
     results_csv,
 )
 
@@ -102,7 +105,7 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
     parts = ["# Quality by number of steps\n", _heading(comparison), few_steps_table(comparison).to_markdown()]
     parts += [*pictures("quality"), *pictures("panels")]
     if several:
-        parts.append(f"## Against {comparison.labels[0]}\n")
+        parts.append(f"## Against {plain_markdown(comparison.labels[0])}\n")
         for number, label in enumerate(comparison.labels[1:], start=2):
             parts += [changes_table(comparison, label).to_markdown(), *pictures(change_name(label, number))]
         present = comparison.metric_names()
@@ -110,13 +113,18 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
         parts += ["## Metric by metric\n", *(metric_table(comparison, metric).to_markdown() for metric in metrics)]
     if (matched := matched_table(comparison)) is not None:
         parts.append(matched.to_markdown())
-    if pictures("frontier") or pictures("latency"):
-        parts += ["## Frontier and latency\n", *pictures("frontier"), *pictures("latency")]
+    equal = equal_entropy_table(comparison)
+    if equal is not None or pictures("frontier") or pictures("latency"):
+        parts += ["## Frontier and latency\n", *pictures("frontier")]
+        parts += [] if equal is None else [equal.to_markdown()]
+        parts += pictures("latency")
     parts.append("## Model by model\n")
     for label, evaluation in comparison.pairs:
         tables = model_tables(label, evaluation, comparison.real_of(label))
         parts += [table.to_markdown() for table in tables]
-        parts.append(facts_in_words(evaluation) + "\n")
+        if (controls := controls_table(label, evaluation, comparison.real_of(label))) is not None:
+            parts.append(controls.to_markdown())
+        parts.append(plain_markdown(facts_in_words(evaluation)) + "\n")
     return "\n".join(parts)
 
 
@@ -126,9 +134,9 @@ def _heading(comparison: Comparison) -> str:
         "⚑ marks a perplexity that must not be read alone: its text left the band of real text, why stands under the "
         "table. Text that repeats itself is easy to predict.",
         "",
-        judge_in_words(comparison.evaluations[0].judge),
+        plain_markdown(judge_in_words(comparison.evaluations[0].judge)),
     ]
-    care = [f"- {warning}" for warning in comparison.warnings]
+    care = [f"- {plain_markdown(warning)}" for warning in comparison.warnings]
     if care:
         lines += ["", "**Compare with care:**", "", *care]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ __all__ = [
     "draw_series",
     "look",
     "new_figure",
-    "require_plots",
     "series_of",
     "set_calls_axis",
     "set_log_axis",
@@ -39,12 +37,6 @@ WIDTH = 8.4  # inches: 100 pixels an inch at a README's width
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a3fa0")  # after Okabe and Ito
 _MARKERS = "osD^vPX"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # as matplotlib writes them
-
-
-def require_plots() -> None:
-    """Raise ValueError where matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the figures need matplotlib; install it with: pip install 'fsdfm[plots]'")
 
 
 @dataclass(frozen=True)

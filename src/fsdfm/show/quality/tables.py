@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from fsdfm.measure.controls import DIRECTIONS, Blindness, blind_metrics
+from fsdfm.measure.frontier import Frontier, compare_frontiers, frontier_of
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.show.quality.comparison import REAL, Change, Comparison, Real, change, change_of_rows
 from fsdfm.show.quality.metrics import GAP, Metric, in_order, metric_named, write_number
@@ -18,15 +20,20 @@ __all__ = [
     "Table",
     "changes_csv",
     "changes_table",
+    "controls_table",
+    "equal_entropy_table",
     "few_steps_table",
     "matched_table",
     "metric_table",
     "model_tables",
+    "plain_markdown",
     "results_csv",
 ]
 
 FLAG = "⚑"
+BLIND = "⊘"  # a metric that a negative control fools
 PAPER_BUDGETS = (1, 2, 4, 8, 16, 1024)
+_FORMULA = tuple("=+-@\t\r")  # what a spreadsheet begins a formula with
 COMPARED = ("token_perplexity", "entropy_bits", "distinct_2", "accuracy", "mauve")
 
 
@@ -64,13 +71,13 @@ class Table:
 
     def to_markdown(self) -> str:
         """The table with its title, caption and notes, in GitHub's Markdown."""
-        lines = [f"### {_escape(self.title)}", ""]
+        lines = [f"### {plain_markdown(self.title)}", ""]
         if self.caption:
             lines += [self.caption, ""]
         lines += [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
         lines += [_line(row) for row in self.rows]
         if self.notes:
-            lines += ["", *("<br>\n".join(map(_escape, self.notes)),)]
+            lines += ["", *("<br>\n".join(map(plain_markdown, self.notes)),)]
         return "\n".join(lines) + "\n"
 
     def to_html(self) -> str:
@@ -154,11 +161,74 @@ def model_tables(label: str, evaluation: Evaluation, real: Real) -> list[Table]:
     names = {name for row in evaluation.plain for name in row.metrics} | set(real.metrics)
     metrics = in_order(names)
     parts = {label: [m for m in metrics if m.main], f"{label}: further": [m for m in metrics if not m.main]}
+    rows = (*evaluation.plain, *evaluation.alternatives)
     return [
-        _model_table(title, evaluation.plain, real, metrics=part, timed=n == 0)
+        _model_table(title, rows, real, metrics=part, timed=n == 0)
         for n, (title, part) in enumerate(parts.items())
         if part or n == 0
     ]
+
+
+def controls_table(label: str, evaluation: Evaluation, real: Real) -> Table | None:
+    """Negative controls beside real data: text without sense, and the metrics that it fools; None: not measured."""
+    if not evaluation.controls:
+        return None
+    names = {name for found in evaluation.controls.values() for name in found}
+    metrics = [m for m in in_order(names) if m.name in DIRECTIONS]
+    marks = {mark.metric: mark for mark in blind_metrics(evaluation)}
+    body = [(name, *(m.write(found.get(m.name)) for m in metrics)) for name, found in evaluation.controls.items()]
+    body.append((real.label, *(m.write(real.metrics.get(m.name)) for m in metrics)))
+    notes = [f"{BLIND} {metric_named(mark.metric).label}: {_fooled(mark)}" for mark in marks.values()]
+    return Table(
+        title=f"{label}: negative controls",
+        header=("text without sense", *(m.label + (f" {BLIND}" if m.name in marks else "") for m in metrics)),
+        rows=tuple(body),
+        caption=f"What is written without a model, to please one metric each. {BLIND} marks a metric that is blind: it "
+        "ranks such text above real text, or above a row of the model.",
+        notes=tuple(notes),
+    )
+
+
+def _fooled(mark: Blindness) -> str:
+    """What a blind metric ranks above what; rows that the same controls beat are told together."""
+    parts = [f"{', '.join(mark.above_real)} above real data"] if mark.above_real else []
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for model, controls in mark.above_models.items():
+        groups.setdefault(controls, []).append(model.removesuffix(" steps"))
+    parts += [f"{', '.join(controls)} above {', '.join(rows)} steps" for controls, rows in groups.items()]
+    return "; ".join(parts)
+
+
+def equal_entropy_table(comparison: Comparison) -> Table | None:
+    """Perplexity of each model as a multiple of the first one's, where both sweeps have the entropy; None: nowhere."""
+    body = []
+    for label, evaluation in comparison.pairs[1:]:
+        for steps in comparison.budgets:
+            sweeps = [_sweep(e, steps) for e in (comparison.evaluations[0], evaluation)]
+            if sweeps[0] is None or sweeps[1] is None:
+                continue
+            for at in compare_frontiers(sweeps[0], sweeps[1]):
+                ratio = f"{at.ratio.value:.3f} [{at.ratio.low:.3f}, {at.ratio.high:.3f}]"
+                shown = f"**{ratio}**" if at.decided else ratio
+                body.append((label, str(steps), f"{at.entropy_bits:.2f}", shown))
+    if not body:
+        return None
+    return Table(
+        title=f"At equal entropy: perplexity as a multiple of {comparison.labels[0]}'s",
+        header=("model", "steps", "entropy, bits", "ratio"),
+        rows=tuple(body),
+        caption="From sweeps over temperature, straight between two of them; below 1 is better, **bold** where the "
+        "95 % interval leaves out 1.",
+    )
+
+
+def _sweep(evaluation: Evaluation, steps: int) -> Frontier | None:
+    """The rows of a budget at all temperatures as a frontier, if there are two or more."""
+    rows = [row for row in (*evaluation.plain, *evaluation.frontier) if row.steps == steps]
+    try:
+        return frontier_of(rows)
+    except ValueError:
+        return None
 
 
 def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[Metric], timed: bool) -> Table:
@@ -173,7 +243,7 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
         seconds = {}
     body = [
         (
-            str(row.steps),
+            _row_name(row),
             *(column[n] for column in further.values()),
             *(notes.write(metric, row.metrics, row.flags) for metric in metrics),
             *(column[n] for column in seconds.values()),
@@ -184,6 +254,11 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
     body.append((real.label, *[GAP] * len(further), *last, *[GAP] * len(seconds)))
     header = ("steps", *further, *(metric.label for metric in metrics), *seconds)
     return Table(title=title, header=header, rows=tuple(body), notes=notes.lines())
+
+
+def _row_name(row: Row) -> str:
+    """The steps; of an autoregressive model its name, too."""
+    return f"{row.facts['name']}, autoregressive: {row.steps}" if "name" in row.facts else str(row.steps)
 
 
 def matched_table(comparison: Comparison) -> Table | None:
@@ -285,6 +360,8 @@ def results_csv(comparison: Comparison) -> str:
     for label, evaluation in comparison.pairs:
         kinds = {"budget": evaluation.plain, "matched": evaluation.matched, "frontier": evaluation.frontier}
         lines += [[label, kind, *_csv_row(row, metrics)] for kind, rows in kinds.items() for row in rows]
+        for name, found in evaluation.controls.items():
+            lines.append([f"{label}: {name}", "control", *[None] * 7, *_csv_metrics(found, metrics)])
     for real in comparison.reals:
         lines.append([real.label, "real", *[None] * 7, *_csv_metrics(real.metrics, metrics)])
     return _csv(lines)
@@ -320,8 +397,15 @@ def _csv_metrics(values: Mapping[str, Measured], metrics: list[str]) -> list[Any
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(["" if isinstance(v, float) and math.isnan(v) else v for v in line] for line in lines)
+    writer.writerows([_csv_cell(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """NaN as nothing; a text that a spreadsheet would take for a formula as text."""
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -336,8 +420,10 @@ def _letter(count: int) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_escape, cells))} |"
+    return f"| {' | '.join(map(plain_markdown, cells))} |"
 
 
-def _escape(text: str) -> str:
+def plain_markdown(text: str) -> str:
+    """A text of somebody else's as it is: its HTML is shown, not obeyed, and its links and pictures are no links."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")
     return " ".join(text.replace("|", "\\|").split())

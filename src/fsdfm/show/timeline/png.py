@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from fsdfm.show.plots import require_plots
 from fsdfm.show.timeline.colours import Theme
 from fsdfm.show.timeline.layout import Segment, lay_legend, lay_tokens
 
@@ -38,8 +39,6 @@ FAMILIES = (
 
 def save_png(timeline: Timeline, path: str | os.PathLike[str], theme: Theme) -> None:
     """Draw a timeline into a PNG file."""
-    from fsdfm.studies.checkerboard.figures import require_plots
-
     require_plots()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box, which says it

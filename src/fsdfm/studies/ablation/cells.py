@@ -1,4 +1,4 @@
-"""One cell: a variant trained with one seed, its samples measured; what is finished is on the disk and stays."""
+"""The cells of an ablation: the packed text, models, and measurements of a variant with one seed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,154 +18,167 @@ from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
 from fsdfm.learn import PathConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
-from fsdfm.measure.results import Evaluation, load_evaluation
-from fsdfm.model import DiT
-from fsdfm.run import export, train
-from fsdfm.studies.ablation.factors import BASE, MASKED, Setup, Training, Variant
-from fsdfm.studies.ablation.setting import RECIPE, Place, Setting, flow_overrides
+from fsdfm.measure.results import load_evaluation
+from fsdfm.model import build_network
+from fsdfm.run import export, prepare_corpus, train
+from fsdfm.studies.ablation.factors import BASE, MASKED, FineTuning, Setup, Variant
+from fsdfm.studies.ablation.setting import RECIPE, AblationFiles, AblationSetting, flow_overrides, parse_recipe
+from fsdfm.studies.folder import StudyFolder
+from fsdfm.studies.runner import Cell, StoppedError
 
-__all__ = [
-    "StoppedError",
-    "Unit",
-    "cell_name",
-    "finished_cell",
-    "recipe_overrides",
-    "run_unit",
-    "units_of",
-    "with_mask",
-]
+__all__ = ["CORPUS", "cell_variant", "cells_of", "compute_cell", "recipe_overrides", "with_mask"]
 
 
 ANNEALINGS = 50  # doublings that the annealed policy has time for: the paper's every 10,000 of 500,000 steps
 
 
-class StoppedError(Exception):
-    """A signal ended a training or a measurement; what is finished is kept."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What one process does in one go: a training with one seed, and the setups that measure it.
-
-    training   None: the base itself
-    """
-
-    training: Training | None
-    seed: int
-    setups: tuple[Setup, ...] = ()
-
-    @property
-    def cells(self) -> list[str]:
-        """The names of its cells."""
-        return [cell_name(self.training, setup, self.seed) for setup in self.setups]
-
-
-def cell_name(training: Training | None, setup: Setup, seed: int) -> str:
-    """The name of a cell: what was trained, how it was sampled, the seed."""
-    return f"{BASE if training is None else training.name}@{setup.name}.{seed}"
-
-
-def units_of(variants: Sequence[Variant], seeds: int) -> tuple[list[Unit], list[Unit]]:
-    """What has to be trained first, once for all seeds, and everything else: costly things early."""
-    first: dict[str, Unit] = {}
-    setups: dict[str, list[Setup]] = {}
-    trainings: dict[str, Training | None] = {}
+def cells_of(variants: Sequence[Variant], seeds: int) -> list[Cell]:
+    """The text, models that several seeds start from, then every seed's models and measurements, costly ones early."""
+    setups: dict[FineTuning | None, list[Setup]] = {}
     for variant in variants:
-        name = BASE if variant.training is None else variant.training.name
-        trainings[name] = variant.training
-        if variant.setup not in setups.setdefault(name, []):
-            setups[name].append(variant.setup)
-        for training in _starts(variant.training):
-            first[training.name] = Unit(training, 0)
-    then = [
-        Unit(trainings[name], seed, tuple(setups[name]))
-        for seed in range(seeds)
-        for name in sorted(trainings, key=lambda name: _is_cheap(trainings[name]))
-    ]
-    return list(first.values()), then
+        setups.setdefault(variant.training, []).append(variant.setup)
+    shared = dict.fromkeys(start for training in setups for start in _starts(training))
+    cells = [CORPUS]
+    if any(training.start == MASKED for training in shared):
+        cells.append(Cell(MASKED, spec=_add_mask))
+    cells += [_model_cell(training, 0) for training in shared]
+    for seed in range(seeds):
+        for training in sorted(setups, key=_is_cheap):
+            if training is not None and not training.shared:
+                cells.append(_model_cell(training, seed))
+            cells += [_measured_cell(training, setup, seed) for setup in dict.fromkeys(setups[training])]
+    return cells
 
 
-def _starts(training: Training | None) -> list[Training]:
+def compute_cell(files: AblationFiles, setting: AblationSetting, cell: Cell, _folder: StudyFolder) -> dict[str, Any]:
+    """What a cell's own function says; models and corpora stand in `files`, which is the same folder."""
+    found: dict[str, Any] = cell.spec(files, setting, cell.seed)
+    return found
+
+
+def cell_variant(training: FineTuning | None, setup: Setup) -> str:
+    """What was trained and how it was sampled: the name of a cell without its seed."""
+    return f"{BASE if training is None else training.name}@{setup.name}"
+
+
+def _model_cell(training: FineTuning, seed: int) -> Cell:
+    start = training.start
+    made = f"{start.name}.0" if isinstance(start, FineTuning) else f"{MASKED}.0" if start == MASKED else None
+    return Cell(
+        training.name,
+        seed,
+        spec=partial(_fine_tune, training),
+        needs=(CORPUS.name,) if made is None else (CORPUS.name, made),
+        unit=f"{training.name}.{seed}",
+    )
+
+
+def _measured_cell(training: FineTuning | None, setup: Setup, seed: int) -> Cell:
+    return Cell(
+        cell_variant(training, setup),
+        seed,
+        spec=partial(_measure, training, setup),
+        needs=() if training is None else (f"{training.name}.{_trained_seed(training, seed)}",),
+        unit=f"{BASE if training is None else training.name}.{seed}",
+    )
+
+
+def _trained_seed(training: FineTuning, seed: int) -> int:
+    return 0 if training.shared else seed
+
+
+def _starts(training: FineTuning | None) -> list[FineTuning]:
     """The shared trainings that a training needs, itself included."""
     found = []
-    while isinstance(training, Training):
+    while isinstance(training, FineTuning):
         if training.shared:
             found.append(training)
-        training = training.start if isinstance(training.start, Training) else None
+        training = training.start if isinstance(training.start, FineTuning) else None
     return found[::-1]
 
 
-def _is_cheap(training: Training | None) -> bool:
+def _is_cheap(training: FineTuning | None) -> bool:
     return training is None or training.shared
-
-
-def run_unit(place: Place, setting: Setting, unit: Unit) -> None:
-    """Train unless the model is there, then measure what is missing."""
-    model = place.base if unit.training is None else _trained(place, setting, unit.training, unit.seed)
-    for setup in unit.setups:
-        name = cell_name(unit.training, setup, unit.seed)
-        if finished_cell(place, setting, name, setup) is None:
-            _measure(place, setting, model, setup=setup, seed=unit.seed, file=place.cell(name))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _trained(place: Place, setting: Setting, training: Training, seed: int) -> Path:
-    """The folder of a finished training; the training itself where there is none yet."""
-    seed = 0 if training.shared else seed
-    model, run = place.model(training.name, seed), place.run(training.name, seed)
+def _pack(files: AblationFiles, setting: AblationSetting, _seed: int) -> dict[str, Any]:
+    """Pack the text once."""
+    section = replace(
+        parse_recipe(setting.overrides).data,
+        inputs=files.text,
+        separator=files.separator,
+        field=files.field,
+        max_documents=None,
+        tokenizer=None,
+    )
+    prepare_corpus(section, files.corpus, load_model(files.base).tokenizer)
+    return {"corpus": files.corpus.name}
+
+
+CORPUS = Cell("corpus", spec=_pack)
+
+
+def _add_mask(files: AblationFiles, _setting: AblationSetting, _seed: int) -> dict[str, Any]:
+    if not files.masked.exists():
+        save_model(files.masked, with_mask(load_model(files.base)))
+    return {"model": files.masked.name}
+
+
+def _fine_tune(training: FineTuning, files: AblationFiles, setting: AblationSetting, seed: int) -> dict[str, Any]:
+    """Train, or resume a training; the finished model is in half precision."""
+    model, run = files.model(training.name, seed), files.run(training.name, seed)
     if not model.exists():
-        overrides = recipe_overrides(place, setting, training, seed)
+        overrides = recipe_overrides(files, setting, training, seed)
         if not train(RECIPE, [*overrides, f"out={_quoted(run)}"], console=_silence()).finished:
             raise StoppedError
         export(run, model, half=True)
-    shutil.rmtree(run, ignore_errors=True)  # its weights are the model now, the rest served to go on
-    return model
+    shutil.rmtree(run, ignore_errors=True)  # its weights are the model now, the rest served to resume
+    return {"model": model.name}
 
 
-def recipe_overrides(place: Place, setting: Setting, training: Training, seed: int) -> list[str]:
+def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: FineTuning, seed: int) -> list[str]:
     """Everything in which a training's recipe differs from base.toml."""
-    start, steps = _start(place, training), setting.train_steps * training.stretch
+    start, steps = _start(files, training), setting.train_steps * training.stretch
     return [
-        f"data.inputs={json.dumps([str(name) for name in place.text])}",
-        f"data.separator={json.dumps(place.separator)}",
-        f"data.field={json.dumps(place.field)}",
+        f"data.inputs={json.dumps([str(name) for name in files.text])}",
+        f"data.separator={json.dumps(files.separator)}",
+        f"data.field={json.dumps(files.field)}",
         "data.max_documents=none",
-        f"data.corpus={_quoted(place.corpus)}",
+        f"data.corpus={_quoted(files.corpus)}",
         f"data.length={setting.length}",
         f"model.parent={_quoted(start)}",
         *flow_overrides(load_model(start, device="meta")),
         *([f"objective.anneal_every={max(1, steps // ANNEALINGS)}"] if _anneals(training) else []),
         f"train.steps={steps}",
         f"train.seed={seed + 1}",
-        f"runtime.device={place.device}",
+        f"runtime.device={files.device}",
         "runtime.threads=1",
         *(override for override in setting.overrides if _is_used(override, training)),
         *training.overrides,
     ]
 
 
-def _is_used(override: str, training: Training) -> bool:
+def _is_used(override: str, training: FineTuning) -> bool:
     """The path loss has no use for what a user says of the step sizes and the teacher of the others."""
     section, _, key = override.partition("=")[0].strip().partition(".")
     known = {f.name for f in fields(PathConfig)}
     return section != "objective" or "objective.kind=path" not in training.overrides or key in known
 
 
-def _anneals(training: Training) -> bool:
+def _anneals(training: FineTuning) -> bool:
     return "objective.weights=AG" in training.overrides
 
 
-def _start(place: Place, training: Training) -> Path:
+def _start(files: AblationFiles, training: FineTuning) -> Path:
     """The model that a training starts from."""
-    if isinstance(training.start, Training):
-        return place.model(training.start.name, 0)
+    if isinstance(training.start, FineTuning):
+        return files.model(training.start.name, 0)
     if training.start == MASKED:
-        if not place.masked.exists():
-            save_model(place.masked, with_mask(load_model(place.base)))
-        return place.masked
-    return place.base
+        return files.masked
+    return files.base
 
 
 def with_mask(bundle: Checkpoint) -> Checkpoint:
@@ -172,7 +187,7 @@ def with_mask(bundle: Checkpoint) -> Checkpoint:
     The logits of the other tokens stay what they were.
     """
     old, size = bundle.model, bundle.model.config.vocab_size
-    model = DiT(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
+    model = build_network(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
     state = model.state_dict()
     for name, value in old.state_dict().items():
         if state[name].shape == value.shape:
@@ -191,13 +206,18 @@ def _quoted(path: Path) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measure(place: Place, setting: Setting, model: Path, *, setup: Setup, seed: int, file: Path) -> None:
+def _measure(
+    training: FineTuning | None, setup: Setup, files: AblationFiles, setting: AblationSetting, seed: int
+) -> dict[str, Any]:
+    """A result file of `fsdfm evaluate`; its rows are kept on the way, so that it resumes."""
+    model = files.base if training is None else files.model(training.name, _trained_seed(training, seed))
+    rows = files.rows(f"{cell_variant(training, setup)}.{seed}")
     request = EvaluationRequest(
         model=str(model),
-        judge=place.judge,
-        held_out=place.held_out,
-        separator=place.separator,
-        field=place.field,
+        judge=files.judge,
+        held_out=files.held_out,
+        separator=files.separator,
+        field=files.field,
         steps=",".join(map(str, setting.steps)),
         num=setting.num,
         length=setting.length,
@@ -205,24 +225,17 @@ def _measure(place: Place, setting: Setting, model: Path, *, setup: Setup, seed:
         jump=setup.jump,
         start=setup.start,
         metrics=setup.metrics,
-        frontier=",".join(map(str, setting.temperatures)) if setup.frontier else None,
-        json=file,
-        device=place.device,
+        frontier=",".join(map(str, setting.temperatures)) if setup.frontier else "none",
+        controls=False,
+        json=rows,
+        device=files.device,
         threads=1,
     )
     if not run_evaluation(request, console=_silence()).finished:
         raise StoppedError
-
-
-def finished_cell(place: Place, setting: Setting, name: str, setup: Setup) -> Evaluation | None:
-    """A cell that has all its rows; None: it has yet to be measured, or to be finished."""
-    if not place.cell(name).exists():
-        return None
-    found = load_evaluation(place.cell(name))
-    swept = {(row.steps, row.temperature) for row in found.frontier}
-    wanted = {(s, t) for s in setting.steps for t in setting.temperatures} if setup.frontier else set()
-    whole = all(found.row(steps) is not None for steps in setting.steps) and wanted <= swept
-    return found if whole else None
+    found = load_evaluation(rows).to_json()
+    rows.unlink()
+    return found
 
 
 def _silence() -> Console:

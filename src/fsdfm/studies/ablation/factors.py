@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Literal
+
+from fsdfm.files import did_you_mean
 
 __all__ = [
     "FACTORS",
     "Claim",
     "Factor",
+    "FineTuning",
     "Setup",
-    "Training",
     "Variant",
     "find_factor",
 ]
@@ -29,7 +30,7 @@ Origin = Literal["stated", "implied", "reading"]
 
 
 @dataclass(frozen=True)
-class Training:
+class FineTuning:
     """A fine-tuning: the values in which it differs from base.toml, and what it starts from.
 
     start      BASE, MASKED, or another training
@@ -39,7 +40,7 @@ class Training:
 
     name: str
     overrides: tuple[str, ...] = ()
-    start: Training | str = BASE
+    start: FineTuning | str = BASE
     stretch: int = 1
     shared: bool = False
 
@@ -65,7 +66,7 @@ class Variant:
     """
 
     label: str
-    training: Training | None
+    training: FineTuning | None
     setup: Setup
     control: bool = False
     extra: bool = False
@@ -121,8 +122,7 @@ def find_factor(name: str) -> Factor:
     """The factor of a name; a ValueError names the nearest."""
     if name in FACTORS:
         return FACTORS[name]
-    near = get_close_matches(name, FACTORS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FACTORS)}"
+    hint = did_you_mean(name, FACTORS, f"there are {', '.join(FACTORS)}")
     raise ValueError(f"there is no factor {name!r}; {hint}")
 
 
@@ -138,19 +138,19 @@ FROM_ZERO = Setup("from-zero", start=0.0, metrics=GIVEN)
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
-RK4 = Training("rk4")
-RK2 = Training("rk2", ("objective.teacher.tableau=rk2",))
-PATH = Training("path", ("objective.kind=path",))
-INSTANT_HOPS = Training("rk4-instant-hops", ("objective.teacher.jump=instant",))
-EXACT_HOPS = Training("rk4-exact-hops", ("objective.teacher.jump=exact",))
-UNIFORM_PATH = Training("uniform-path", ("objective.kind=path",), stretch=2, shared=True)
-MASK_PATH = Training("mask-path", ("objective.kind=path", "flow.source=mask"), MASKED, stretch=2, shared=True)
-UNIFORM_RK2 = Training("uniform-rk2", ("objective.teacher.tableau=rk2",), UNIFORM_PATH)
-MASK_RK2 = Training("mask-rk2", ("objective.teacher.tableau=rk2", "flow.source=mask"), MASK_PATH)
+RK4 = FineTuning("rk4")
+RK2 = FineTuning("rk2", ("objective.teacher.tableau=rk2",))
+PATH = FineTuning("path", ("objective.kind=path",))
+INSTANT_HOPS = FineTuning("rk4-instant-hops", ("objective.teacher.jump=instant",))
+EXACT_HOPS = FineTuning("rk4-exact-hops", ("objective.teacher.jump=exact",))
+UNIFORM_PATH = FineTuning("uniform-path", ("objective.kind=path",), stretch=2, shared=True)
+MASK_PATH = FineTuning("mask-path", ("objective.kind=path", "flow.source=mask"), MASKED, stretch=2, shared=True)
+UNIFORM_RK2 = FineTuning("uniform-rk2", ("objective.teacher.tableau=rk2",), UNIFORM_PATH)
+MASK_RK2 = FineTuning("mask-rk2", ("objective.teacher.tableau=rk2", "flow.source=mask"), MASK_PATH)
 
 
-def _policy(name: str) -> Training:
-    return Training(f"rk4-{name.lower()}", (f"objective.weights={name}",))
+def _policy(name: str) -> FineTuning:
+    return FineTuning(f"rk4-{name.lower()}", (f"objective.weights={name}",))
 
 
 CONTROL = Variant("the base, untrained", None, COOLED, control=True)
@@ -202,7 +202,7 @@ _TEACHER = Factor(
         *(
             Variant(
                 name,
-                Training(name, (f"objective.teacher.tableau={name}", "objective.teacher.average=none")),
+                FineTuning(name, (f"objective.teacher.tableau={name}", "objective.teacher.average=none")),
                 SINGLE,
                 extra=True,
             )
@@ -210,7 +210,9 @@ _TEACHER = Factor(
         ),
         Variant(
             "RK-2, probabilities",
-            Training("rk2-probabilities", ("objective.teacher.tableau=rk2", "objective.teacher.average=probabilities")),
+            FineTuning(
+                "rk2-probabilities", ("objective.teacher.tableau=rk2", "objective.teacher.average=probabilities")
+            ),
             SINGLE,
             extra=True,
         ),
@@ -239,7 +241,9 @@ _WEIGHTS = Factor(
         Variant("PU", _policy("PU"), SINGLE),
         Variant("G", _policy("G"), SINGLE),
         Variant("AG", _policy("AG"), SINGLE),
-        Variant("TB-20, mirrored", Training("rk4-tb-20-mirrored", ("objective.mirrored=true",)), SINGLE, control=True),
+        Variant(
+            "TB-20, mirrored", FineTuning("rk4-tb-20-mirrored", ("objective.mirrored=true",)), SINGLE, control=True
+        ),
         CONTROL,
     ),
     (
@@ -312,10 +316,10 @@ _TIME = Factor(
         Variant("RK-4, TB-20", RK4, SINGLE),
         Variant(
             "RK-2, teacher on every row",
-            Training("rk2-every-row", ("objective.teacher.tableau=rk2", "objective.teacher.from_h=0.0")),
+            FineTuning("rk2-every-row", ("objective.teacher.tableau=rk2", "objective.teacher.from_h=0.0")),
             SINGLE,
         ),
-        Variant("RK-4, teacher on every row", Training("rk4-every-row", ("objective.teacher.from_h=0.0",)), SINGLE),
+        Variant("RK-4, teacher on every row", FineTuning("rk4-every-row", ("objective.teacher.from_h=0.0",)), SINGLE),
     ),
     (
         Claim("RK-2 adds time to a step (the paper: 33 %)", _PLAIN, "RK-2, TB-20", metric="seconds", ratio=1 / 1.33),

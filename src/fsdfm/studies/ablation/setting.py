@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.config import Recipe, load_recipe
-from fsdfm.files import file_sha256, write_json
+from fsdfm.data import SEPARATOR
+from fsdfm.files import file_sha256
 from fsdfm.model.weights import weights_sha256
 
-__all__ = ["RECIPE", "Place", "Setting", "base_folder", "flow_overrides", "parse_recipe"]
+__all__ = [
+    "RECIPE",
+    "AblationFiles",
+    "AblationSetting",
+    "base_facts",
+    "base_folder",
+    "flow_overrides",
+    "parse_recipe",
+    "text_sha256",
+]
 
 RECIPE = Path(__file__).with_name("base.toml")
-# What `fsdfm ablate` decides, and why a user's override would not do what it says.
+# What `fsdfm study ablate` decides, and why a user's override would not do what it says.
 _DECIDED = ("out", "model.parent", "data.inputs", "data.corpus", "train.seed", "train.steps", "data.separator")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One setting: cells of two do not compare, so a folder holds those of one.
+class AblationSetting:
+    """What all cells share: cells of two settings do not compare, so a folder holds those of one.
 
     base, text, held_out   checksums: what they say, not where they stand
     held_out, judge        None: the factor needs none, and has no say in them
@@ -39,25 +47,21 @@ class Setting:
     train_steps: int
     num: int
     length: int
+    separator: str = SEPARATOR
+    field: str = "text"
     overrides: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.6, 0.8)
     rounds: int = 12
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON holds it: tuples are lists."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
 
 @dataclass(frozen=True)
-class Place:
+class AblationFiles:
     """Where the files of an ablation stand, and what they are made of: all that depends on the machine.
 
-    setting.json            the setting of all cells
     corpus/                 the packed training text
-    runs/TRAINING.SEED/     a training on its way, as `fsdfm train` keeps it
-    models/TRAINING.SEED/   a finished one: averaged weights in half precision
-    cells/NAME.json         a variant and a seed, a result file of `fsdfm evaluate`; NAME is TRAINING@SETUP.SEED
+    runs/                   a training on its way, as `fsdfm train` keeps it; rows of an evaluation that is not finished
+    models/TRAINING.SEED/   a finished training: averaged weights in half precision
+    cells/NAME.json         TRAINING@SETUP.SEED: a result file of `fsdfm evaluate`; TRAINING.SEED: its model is there
     FACTOR/                 ablation.md, ablation.json and figure.png
     """
 
@@ -88,34 +92,9 @@ class Place:
         """A finished training."""
         return self.folder / "models" / f"{training}.{seed}"
 
-    def cell(self, name: str) -> Path:
-        """A cell's file."""
-        return self.folder / "cells" / f"{name}.json"
-
-    def claim(self, setting: Setting) -> None:
-        """Make the folder the setting's own, or raise for one that holds cells of another."""
-        file = self.folder / "setting.json"
-        found: dict[str, Any] = {}
-        if file.exists():
-            try:
-                found = json.loads(file.read_text())
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{file} cannot be read ({error}); remove the folder, or choose another --out"
-                ) from error
-        said = {key: value for key, value in setting.to_json().items() if value is not None}
-        for key, value in said.items():
-            if found.get(key, value) != value:
-                raise ValueError(
-                    f"{self.folder} holds cells of another setting: {key} was {_short(found[key])}, now it is "
-                    f"{_short(value)}; give the old one, or another --out"
-                )
-        write_json(file, {**found, **said})
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:18] + "…"
+    def rows(self, name: str) -> Path:
+        """A measurement on its way, a result file that grows row by row."""
+        return self.folder / "runs" / f"{name}.json"
 
 
 def base_folder(name: str | None) -> Path:
@@ -148,9 +127,9 @@ def flow_overrides(bundle: Checkpoint) -> list[str]:
 
 
 def parse_recipe(overrides: Sequence[str]) -> Recipe:
-    """base.toml with some values replaced; what `fsdfm ablate` decides itself is refused."""
+    """base.toml with some values replaced; what `fsdfm study ablate` decides itself is refused."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in _DECIDED or key.startswith("flow."):
-            raise ValueError(f"{key} is decided by the options of fsdfm ablate and by the factor; leave it out")
+            raise ValueError(f"{key} is decided by the options of fsdfm study ablate and by the factor; leave it out")
     return load_recipe(RECIPE, overrides)

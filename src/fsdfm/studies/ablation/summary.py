@@ -17,19 +17,17 @@ left, else undecided at equal entropy.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from fsdfm.measure.results import Evaluation, Measured, Row
+from fsdfm.measure.statistics import Interval, student_mean
 from fsdfm.studies.ablation.factors import CONTROL, Claim, Factor, Variant
-from fsdfm.studies.truth.summary import Estimate, estimate
 
-__all__ = ["METRICS", "Metric", "Scores", "Verdict", "decide", "verdicts"]
+__all__ = ["METRICS", "AblationScores", "ComparedMetric", "Verdict", "decide", "verdicts"]
 
 PERPLEXITY, ENTROPY, SECONDS = "token_perplexity", "entropy_bits", "seconds"
 CLAIMED_UP_TO = 8  # the largest budget of the paper's claims about few steps
@@ -37,7 +35,7 @@ _ONCE = 0  # stands for the budget of a number that has none
 
 
 @dataclass(frozen=True)
-class Metric:
+class ComparedMetric:
     """How two numbers of one kind are compared: as a ratio or a difference, and which of them is better."""
 
     name: str
@@ -51,29 +49,29 @@ class Metric:
         d = math.log(better / worse) if self.ratio else better - worse
         return d if self.lower_is_better else -d
 
-    def mean(self, values: Sequence[float]) -> tuple[float, float, float]:
+    def mean(self, values: Sequence[float]) -> Interval:
         """The mean over seeds and its interval; of ratios the geometric one."""
-        e = estimate([math.log(value) for value in values] if self.ratio else list(values))
-        ends = (e.mean, e.mean - e.half_width, e.mean + e.half_width)
-        return tuple(map(math.exp, ends)) if self.ratio else ends  # type: ignore[return-value]
+        if not self.ratio:
+            return student_mean(values)
+        return student_mean([math.log(value) for value in values]).map(math.exp)
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric(PERPLEXITY, "ppl.", ratio=True, lower_is_better=True),
-        Metric("continuation_token_perplexity", "cont. ppl.", ratio=True, lower_is_better=True),
-        Metric(ENTROPY, "ent.", ratio=False, lower_is_better=False),
-        Metric("accuracy", "acc.", ratio=False, lower_is_better=False, decimals=3),
-        Metric("distinct_2", "distinct-2", ratio=False, lower_is_better=False, decimals=3),
-        Metric("jumps_per_token", "jumps", ratio=False, lower_is_better=False),
-        Metric(SECONDS, "time", ratio=True, lower_is_better=True, decimals=3),
+        ComparedMetric(PERPLEXITY, "ppl.", ratio=True, lower_is_better=True),
+        ComparedMetric("continuation_token_perplexity", "cont. ppl.", ratio=True, lower_is_better=True),
+        ComparedMetric(ENTROPY, "ent.", ratio=False, lower_is_better=False),
+        ComparedMetric("accuracy", "acc.", ratio=False, lower_is_better=False, decimals=3),
+        ComparedMetric("distinct_2", "distinct-2", ratio=False, lower_is_better=False, decimals=3),
+        ComparedMetric("jumps_per_token", "jumps", ratio=False, lower_is_better=False),
+        ComparedMetric(SECONDS, "time", ratio=True, lower_is_better=True, decimals=3),
     )
 }
 
 
 @dataclass
-class Scores:
+class AblationScores:
     """The numbers of an ablation: by variant, seed, metric and budget; beside them flags and real text."""
 
     steps: tuple[int, ...]
@@ -83,7 +81,7 @@ class Scores:
     judge: Mapping[str, object] = field(default_factory=dict)
     frontiers: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     cells: dict[tuple[str, int], Evaluation] = field(default_factory=dict)
-    plain_seconds: dict[int, list[float]] = field(default_factory=dict)
+    plain_seconds: dict[int, Sequence[float]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> list[int]:
@@ -107,9 +105,8 @@ class Scores:
             point = (row.metrics[ENTROPY].value, math.log(row.metrics[PERPLEXITY].value))
             self.frontiers.setdefault((seed, row.steps), []).append(point)
 
-    def add_times(self, label: str, seed: int, file: Path) -> None:
+    def add_times(self, label: str, seed: int, seconds: Sequence[float]) -> None:
         """Take up seconds by round: the median ratio to the first variant's step of the same round."""
-        seconds = json.loads(file.read_text())["seconds"]
         plain = self.plain_seconds.setdefault(seed, seconds)
         ratios = [mine / theirs for mine, theirs in zip(seconds, plain, strict=True)]
         self.values[label, seed, SECONDS, _ONCE] = statistics.median(ratios)
@@ -126,12 +123,14 @@ class Scores:
 
     # --- comparisons --------------------------------------------------------------------------------------------------
 
-    def distance(self, claim: Claim, budgets: Sequence[int]) -> Estimate:
+    def distance(self, claim: Claim, budgets: Sequence[int]) -> Interval:
         """d over seeds: below 0 is the claim's direction."""
         metric = METRICS[claim.metric]
-        return estimate([self._mean_distance(metric, claim, seed, budgets) for seed in self._shared(claim, budgets)])
+        return student_mean(
+            [self._mean_distance(metric, claim, seed, budgets) for seed in self._shared(claim, budgets)]
+        )
 
-    def _mean_distance(self, metric: Metric, claim: Claim, seed: int, budgets: Sequence[int]) -> float:
+    def _mean_distance(self, metric: ComparedMetric, claim: Claim, seed: int, budgets: Sequence[int]) -> float:
         return statistics.fmean(
             metric.distance(
                 self.values[claim.better, seed, claim.metric, b], self.values[claim.worse, seed, claim.metric, b]
@@ -146,7 +145,7 @@ class Scores:
             if all((who, seed, claim.metric, b) in self.values for who in (claim.better, claim.worse) for b in budgets)
         ]
 
-    def at_equal_entropy(self, claim: Claim, budgets: Sequence[int]) -> Estimate | None:
+    def at_equal_entropy(self, claim: Claim, budgets: Sequence[int]) -> Interval | None:
         """d with what cooling the base gains taken off on both sides; None where that was not measured."""
         if claim.metric != PERPLEXITY:
             return None
@@ -159,7 +158,7 @@ class Scores:
                     return None
                 parts.append(excess[0] - excess[1])
             found.append(statistics.fmean(parts))
-        return estimate(found) if found else None
+        return student_mean(found) if found else None
 
     def excess(self, label: str, seed: int, budget: int) -> float | None:
         """log perplexity - f(entropy): below 0 is better than the base cooled to the same entropy."""
@@ -186,11 +185,11 @@ class Scores:
 Result = Literal["reproduced", "refuted", "undecided"]
 
 
-def decide(e: Estimate) -> Result:
+def decide(e: Interval) -> Result:
     """What the interval of d says; without an interval nothing."""
-    if e.mean + e.half_width < 0:
+    if e.high < 0:
         return "reproduced"
-    return "refuted" if e.mean - e.half_width > 0 else "undecided"
+    return "refuted" if e.low > 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -204,10 +203,10 @@ class Verdict:
     """
 
     claim: Claim
-    distance: Estimate
-    by_budget: Mapping[int, Estimate]
-    equal: Estimate | None = None
-    entropy: Estimate | None = None
+    distance: Interval
+    by_budget: Mapping[int, Interval]
+    equal: Interval | None = None
+    entropy: Interval | None = None
 
     @property
     def result(self) -> Result:
@@ -224,7 +223,7 @@ class Verdict:
     @property
     def only_entropy(self) -> bool:
         """Whether less than half of what a poorer side wins is left at equal entropy."""
-        return self.poorer and self.equal is not None and self.equal.mean / self.distance.mean < 1 / 2
+        return self.poorer and self.equal is not None and self.equal.value / self.distance.value < 1 / 2
 
     @property
     def words(self) -> str:
@@ -234,13 +233,13 @@ class Verdict:
         return f"{self.result}, but undecided at equal entropy" if self.poorer else self.result
 
 
-def verdicts(factor: Factor, scores: Scores, variants: Sequence[Variant]) -> list[Verdict]:
+def verdicts(factor: Factor, scores: AblationScores, variants: Sequence[Variant]) -> list[Verdict]:
     """What the numbers say of every claim whose variants ran."""
     ran = {variant.label for variant in variants}
     return [_verdict(claim, scores) for claim in factor.claims if claim.better in ran and claim.worse in ran]
 
 
-def _verdict(claim: Claim, scores: Scores) -> Verdict:
+def _verdict(claim: Claim, scores: AblationScores) -> Verdict:
     budgets = scores.budgets(claim.metric)
     entropy = None
     if claim.metric == PERPLEXITY:

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fsdfm.config import load_recipe
-from fsdfm.files import write_json
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Hooks, Trainer
 from fsdfm.run import make_rows, make_trainer, start
 from fsdfm.runtime import Runtime
-from fsdfm.studies.ablation.cells import recipe_overrides
-from fsdfm.studies.ablation.factors import Training, Variant
-from fsdfm.studies.ablation.setting import RECIPE, Place, Setting
+from fsdfm.studies.ablation.cells import CORPUS, recipe_overrides
+from fsdfm.studies.ablation.factors import FineTuning, Variant
+from fsdfm.studies.ablation.setting import RECIPE, AblationFiles, AblationSetting
+from fsdfm.studies.runner import Cell
 
-__all__ = ["run_timing", "timing_name"]
-
-
-def timing_name(training: Training, seed: int) -> str:
-    """The name of a cell of the factor time."""
-    return f"time@{training.name}.{seed}"
+__all__ = ["timing_cells"]
 
 
-def run_timing(place: Place, setting: Setting, variants: Sequence[Variant], seed: int) -> None:
-    """Time steps of all variants with one seed, interleaved, and write a cell each: seconds by round."""
-    trainings = [variant.training for variant in variants if variant.training is not None]
-    files = {training.name: place.cell(timing_name(training, seed)) for training in trainings}
-    if all(file.exists() for file in files.values()):
-        return
-    seconds: dict[str, list[float]] = {training.name: [] for training in trainings}
-    trainers = {training.name: _trainer(place, setting, training, seed=seed) for training in trainings}
+def timing_cells(variants: Sequence[Variant], seeds: int) -> list[Cell]:
+    """A cell per seed; all in one process, for timings beside each other say little."""
+    trainings = tuple(variant.training for variant in variants if variant.training is not None)
+    spec = partial(_time, trainings)
+    return [CORPUS, *(Cell("time", seed, spec=spec, needs=(CORPUS.name,), unit="time") for seed in range(seeds))]
+
+
+def _time(trainings: Sequence[FineTuning], files: AblationFiles, setting: AblationSetting, seed: int) -> dict[str, Any]:
+    """Steps of all trainings with one seed, interleaved: seconds by training and round."""
+    rounds: dict[str, list[float]] = {training.name: [] for training in trainings}
+    trainers = {training.name: _trainer(files, setting, training, seed=seed) for training in trainings}
     for round_ in range(setting.rounds + 1):
         for name, trainer in trainers.items():
             spent = _one_step(trainer)
             if round_ > 0:  # the first round warms caches and pools
-                seconds[name].append(spent)
-    for name, file in files.items():
-        write_json(file, {"training": name, "seed": seed, "seconds": seconds[name]})
+                rounds[name].append(spent)
+    return {"rounds": rounds}
 
 
-def _trainer(place: Place, setting: Setting, training: Training, *, seed: int) -> Trainer:
+def _trainer(files: AblationFiles, setting: AblationSetting, training: FineTuning, *, seed: int) -> Trainer:
     timed = [f"train.steps={setting.rounds + 1}", "train.log_every=1"]
-    recipe = load_recipe(RECIPE, [*recipe_overrides(place, setting, training, seed), *timed])
+    recipe = load_recipe(RECIPE, [*recipe_overrides(files, setting, training, seed), *timed])
     bundle = start(recipe, Path(recipe.out))
     return make_trainer(recipe, bundle, make_rows(recipe, bundle, Path(recipe.out)), runtime=Runtime(recipe.runtime))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from fsdfm.flow import MixturePath, path_loss
 from fsdfm.flow.exact import normalised
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["Board", "CheckerboardDenoiser", "CheckerboardNetwork", "Training", "train_network"]
+__all__ = ["Board", "CheckerboardDenoiser", "CheckerboardNetwork", "NetworkFit", "train_network"]
 
 LATEST_TIME = 0.999  # training draws t below it: g(t) is infinite at 1, and 100 frames ask for nothing later than 0.99
 FIRST_TRAINING_SAMPLE = 1 << 40  # training pairs and generated samples never share a random number
@@ -155,7 +155,7 @@ class CheckerboardNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Training:
+class NetworkFit:
     """How a network was trained, and how far from the truth it ended."""
 
     steps: int
@@ -163,9 +163,7 @@ class Training:
     kl_to_exact: float  # nats a token, mean over p_t and t uniform
 
 
-def train_network(
-    path: MixturePath, board: Board, *, seed: int, steps: int, on_step: Callable[[], None] = lambda: None
-) -> tuple[CheckerboardNetwork, Training]:
+def train_network(path: MixturePath, board: Board, *, seed: int, steps: int) -> tuple[CheckerboardNetwork, NetworkFit]:
     """Train a network on the path loss with g(t), t uniform; the global random state is not touched."""
     if steps < 1:
         raise ValueError(f"steps is {steps}; training needs at least 1 step")
@@ -182,9 +180,8 @@ def train_network(
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        on_step()
     seconds = time.perf_counter() - start
-    return network.eval(), Training(steps, seconds, _kl_to_exact(network, path, board))
+    return network.eval(), NetworkFit(steps, seconds, _kl_to_exact(network, path, board))
 
 
 def _training_pairs(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdfm.studies.checkerboard.study import (
+from fsdfm.studies.checkerboard.cells import (
     BUDGETS,
     SHOWN_RULES,
     SOURCES,
+    CaseOutcome,
     CheckerboardNumbers,
     NeverReached,
-    Outcome,
-    Setting,
+    SamplingCase,
 )
 
 __all__ = ["captions"]
@@ -50,7 +50,7 @@ def _jumps(numbers: CheckerboardNumbers) -> str:
     few = BUDGETS[-1]
 
     def first(rule: str, steps: int, kappa: str = "t") -> str:
-        return _percent(numbers.outcomes[Setting("exact", "mask", rule, steps, kappa)].jumps_per_step[0], digits=2)
+        return _percent(numbers.outcomes[SamplingCase("exact", "mask", rule, steps, kappa)].jumps_per_step[0], digits=2)
 
     def mean(source: str, steps: int) -> str:
         rules = ("instant", "single", "exact")
@@ -96,9 +96,9 @@ def _few_steps(numbers: CheckerboardNumbers) -> str:
 
     return f"""**few-steps.png** Share on allowed squares after {_list(BUDGETS)} steps with the exact posterior.
 {_list(map(shares, SOURCES), ". ")}. One step is a redraw of both tokens under every rule. Under the mask source the
-token shown has no probability, so that Exact and Single are one rule, and Stratified is ahead of the schedule: a masked
+token shown has no probability, so that Exact and Single are one rule, and Systematic is ahead of the schedule: a masked
 position cannot have been a candidate before, so spacing candidates evenly brings its only jump forward. Before the last
-of {few} steps {shown_early("stratified")} of the tokens are shown, against {shown_early("exact")} under Exact."""
+of {few} steps {shown_early("systematic")} of the tokens are shown, against {shown_early("exact")} under Exact."""
 
 
 def _films(numbers: CheckerboardNumbers) -> str:
@@ -124,8 +124,10 @@ def _tables(numbers: CheckerboardNumbers) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _outcome(numbers: CheckerboardNumbers, denoiser: str, source: str, rule: str, steps: int | None = None) -> Outcome:
-    return numbers.outcomes[Setting(denoiser, source, rule, steps or numbers.frames)]
+def _outcome(
+    numbers: CheckerboardNumbers, denoiser: str, source: str, rule: str, steps: int | None = None
+) -> CaseOutcome:
+    return numbers.outcomes[SamplingCase(denoiser, source, rule, steps or numbers.frames)]
 
 
 def _percent(share: float, digits: int = 1) -> str:

@@ -1,12 +1,10 @@
 """The pictures of the checkerboard: what was measured, drawn without global state (no pyplot).
 
-matplotlib and pillow are optional and imported where they are used; `require_plots` says what to install.
+matplotlib and pillow are optional and imported where they are used.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +12,13 @@ from torch import Tensor
 
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.checkerboard.board import Board
-from fsdfm.studies.checkerboard.study import (
+from fsdfm.studies.checkerboard.cells import (
     BUDGETS,
     SCHEDULES,
     SHOWN_RULES,
     SOURCES,
     CheckerboardNumbers,
-    Setting,
+    SamplingCase,
     States,
 )
 
@@ -30,27 +28,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-__all__ = ["draw_few_steps", "draw_jumps", "draw_trajectories", "film", "require_plots", "scatter"]
+__all__ = ["draw_few_steps", "draw_jumps", "draw_trajectories", "film", "scatter"]
 
 DPI = 130
 POINTS = 3000  # samples a panel shows; more would only fill it
 SHOWN_TIMES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 INK, FAINT, SQUARE, STRIP = "#2a2f36", "#8b929b", "#e9eef5", "#f3f1ec"
 ALLOWED, FORBIDDEN, MASKED = "#2c5a94", "#d0532f", "#a39a88"
-RULE_COLOURS = {"exact": "#3b4a8f", "single": "#1f8a70", "instant": "#c77f0a", "stratified": "#8c4a86"}
+RULE_COLOURS = {"exact": "#3b4a8f", "single": "#1f8a70", "instant": "#c77f0a", "systematic": "#8c4a86"}
 RULE_NAMES = {
     "exact": "Exact\n(closed form)",
     "single": "Single\n(cumulative scalar)",
     "instant": "Instant\n(instantaneous)",
-    "stratified": "Stratified\n(variance-reduced)",
+    "systematic": "Systematic\n(variance-reduced)",
 }
-
-
-def require_plots() -> None:
-    """Raise ValueError where matplotlib or pillow is missing."""
-    missing = [name for name in ("matplotlib", "PIL") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"pictures need {' and '.join(missing)}; install them with: pip install 'fsdfm[plots]'")
 
 
 def draw_trajectories(numbers: CheckerboardNumbers, states: States) -> Figure:
@@ -65,7 +56,7 @@ def draw_trajectories(numbers: CheckerboardNumbers, states: States) -> Figure:
         "(drawn in the margin).",
     )
     for row, (source, denoiser) in zip(panels, rows, strict=True):
-        frames = states[Setting(denoiser, source, "instant", numbers.frames)]
+        frames = states[SamplingCase(denoiser, source, "instant", numbers.frames)]
         for axes, t in zip(row, SHOWN_TIMES, strict=True):
             x_t = frames[round(t * numbers.frames)]
             scatter(axes, numbers.board, x_t, margin=source == "mask")
@@ -91,7 +82,7 @@ def draw_few_steps(numbers: CheckerboardNumbers, states: States) -> Figure:
     columns = [(source, steps) for source in SOURCES for steps in BUDGETS]
     for row, rule in zip(panels, SHOWN_RULES, strict=True):
         for axes, (source, steps) in zip(row, columns, strict=True):
-            setting = Setting("exact", source, rule, steps)
+            setting = SamplingCase("exact", source, rule, steps)
             scatter(axes, numbers.board, states[setting][-1], margin=False)
             _say(axes, f"{numbers.outcomes[setting].on_allowed:.1%}")
         _row_label(row[0], RULE_NAMES[rule], RULE_COLOURS[rule])
@@ -127,14 +118,14 @@ def draw_jumps(numbers: CheckerboardNumbers) -> Figure:
     return figure
 
 
-def film(numbers: CheckerboardNumbers, states: States, source: str, on_frame: Callable[[], None]) -> list[Image]:
+def film(numbers: CheckerboardNumbers, states: States, source: str) -> list[Image]:
     """The frames of a trajectory under the exact posterior, in a fixed palette so that a GIF stores only changes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from PIL import Image
 
-    trajectory = states[Setting("exact", source, "instant", numbers.frames)]
+    trajectory = states[SamplingCase("exact", source, "instant", numbers.frames)]
     figure = Figure(figsize=(3.7, 4.3), dpi=DPI, facecolor="white")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0.05, 0.06, 0.9, 0.775))
@@ -153,7 +144,6 @@ def film(numbers: CheckerboardNumbers, states: States, source: str, on_frame: Ca
         pixels = bytes(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
         image = Image.frombytes("RGBA", canvas.get_width_height(), pixels).convert("RGB")
         images.append(image.quantize(palette=_palette(), dither=Image.Dither.NONE))
-        on_frame()
     return images
 
 
@@ -223,7 +213,7 @@ def _plot_jumps(axes: Axes, numbers: CheckerboardNumbers, source: str, *, steps:
     )
     for rule, name in (("single", "cumulative (Single)"), ("instant", "instantaneous (Instant)")):
         shares = [
-            100 * share for share in numbers.outcomes[Setting("exact", source, rule, steps, kappa)].jumps_per_step
+            100 * share for share in numbers.outcomes[SamplingCase("exact", source, rule, steps, kappa)].jumps_per_step
         ]
         axes.plot(
             middle,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING
 
+from fsdfm.measure.statistics import student_mean
 from fsdfm.studies.truth.laws import BUDGETS
-from fsdfm.studies.truth.summary import Results, estimate
+from fsdfm.studies.truth.summary import TruthNumbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_truth", "require_plots"]
+__all__ = ["draw_truth"]
 
 INK, FAINT = "#2a2f36", "#c3c8ce"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a3fa0")
@@ -46,15 +46,8 @@ _LABELS = {
 }
 
 
-def require_plots() -> None:
-    """Raise ValueError where matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the picture needs matplotlib; install it with: pip install 'fsdfm[plots]'")
-
-
-def draw_truth(results: Results) -> Figure:
+def draw_truth(results: TruthNumbers) -> Figure:
     """TV against steps on logarithmic axes, bars are 95 % intervals over seeds; the parent is grey in every panel."""
-    require_plots()
     from matplotlib.figure import Figure
 
     present = {name for world in results.worlds for name in results.methods(world)}
@@ -83,7 +76,7 @@ def draw_truth(results: Results) -> Figure:
     return figure
 
 
-def _panel(panel: Axes, results: Results, world: str, *, names: list[str]) -> None:
+def _panel(panel: Axes, results: TruthNumbers, world: str, *, names: list[str]) -> None:
     have = results.methods(world)
     _line(panel, results, world, method="dfm", colour=FAINT, marker="", place=0.0)
     for n, name in enumerate(names):
@@ -107,11 +100,13 @@ def _panel(panel: Axes, results: Results, world: str, *, names: list[str]) -> No
     panel.legend(fontsize=7.5, frameon=False, loc="lower left", handlelength=1.8, labelspacing=0.25)
 
 
-def _line(panel: Axes, results: Results, world: str, *, method: str, colour: str, marker: str, place: float) -> None:
-    points = [estimate(results.values(world, method, "tv", steps=s)) for s in BUDGETS]
+def _line(
+    panel: Axes, results: TruthNumbers, world: str, *, method: str, colour: str, marker: str, place: float
+) -> None:
+    points = [student_mean(results.values(world, method, "tv", steps=s)) for s in BUDGETS]
     x = [s * 2**place for s in BUDGETS]
-    bars = [0.0 if math.isnan(p.half_width) else min(p.half_width, 0.98 * p.mean) for p in points]
-    y, label = [p.mean for p in points], _LABELS.get(method, method.rpartition("entropy-of-")[2])
+    bars = [0.0 if math.isnan(p.high) else min(p.high - p.value, 0.98 * p.value) for p in points]
+    y, label = [p.value for p in points], _LABELS.get(method, method.rpartition("entropy-of-")[2])
     panel.vlines(
         x,
         [p - b for p, b in zip(y, bars, strict=True)],

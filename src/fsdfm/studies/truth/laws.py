@@ -23,7 +23,7 @@ from fsdfm.studies.truth.worlds import World
 
 __all__ = [
     "BUDGETS",
-    "Scores",
+    "LawScores",
     "Tables",
     "conditional_total_correlation",
     "cross_entropy_bits",
@@ -38,21 +38,19 @@ __all__ = [
 
 BUDGETS = (1, 2, 4, 8)
 _SMOOTHING = 1e-3
+_EXACT = ExactJump()
 _NOISES = 16  # x_0 whose kernels live at a time
 
 Tables = dict[int, list[Tensor]]
 """Steps of a uniform grid -> the posterior p_{1|t} in every state at each of its times, float64 [V^L, L, V] each."""
 
 
-class Scores(TypedDict):
+class LawScores(TypedDict):
     """What a law is worth: total variation to the truth, entropy and cross-entropy under the truth in bits."""
 
     tv: float
     entropy: float
     cross_entropy: float
-
-
-_EXACT = ExactJump()
 
 
 def entropy_bits(law: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ def cross_entropy_bits(law: Tensor, truth: Tensor) -> float:
     return float(-(law * torch.log2(smooth)).sum())
 
 
-def score(law: Tensor, truth: Tensor) -> Scores:
+def score(law: Tensor, truth: Tensor) -> LawScores:
     """All three numbers of a law."""
     return {
         "tv": total_variation(law, truth),

@@ -5,43 +5,25 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from fsdfm.measure.statistics import Interval, student_mean
+from fsdfm.studies.folder import CellValue
+from fsdfm.studies.report import interval_json
 from fsdfm.studies.truth.laws import BUDGETS
 from fsdfm.studies.truth.methods import TEMPERED
-from fsdfm.studies.truth.study import Cell
 
-__all__ = ["QUESTIONS", "Answer", "Estimate", "Question", "Ratio", "Results", "estimate", "verdicts"]
+__all__ = ["QUESTIONS", "Answer", "Question", "TruthNumbers", "verdicts"]
 
-# Student's t, 97.5 %, for 1 .. 11 degrees of freedom; beyond that the normal value is within a tenth.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
-_T_MANY = 2.1
 COLLAPSE_BITS = 0.5
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds and the half-width of its 95 % interval (Student's t); nan with a single value."""
+class TruthNumbers:
+    """All cells of the study, by world, method and seed."""
 
-    mean: float
-    half_width: float
-    num: int
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and its interval."""
-    if len(values) < 2:
-        return Estimate(values[0] if values else math.nan, math.nan, len(values))
-    t = _T[len(values) - 2] if len(values) - 2 < len(_T) else _T_MANY
-    return Estimate(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)), len(values))
-
-
-class Results:
-    """All cells of a run, by world, method and seed."""
-
-    def __init__(self, cells: Iterable[Cell]):
-        self.cells: dict[tuple[str, str, int], Cell] = {(c["world"], c["method"], c["seed"]): c for c in cells}
+    def __init__(self, cells: Iterable[CellValue]):
+        self.cells: dict[tuple[str, str, int], CellValue] = {(c["world"], c["method"], c["seed"]): c for c in cells}
         self.worlds = list(dict.fromkeys(world for world, _, _ in self.cells))
         self.seeds = sorted({seed for _, _, seed in self.cells})
 
@@ -79,14 +61,13 @@ class Results:
         *,
         baseline: str = "dfm",
         rules: tuple[str, str] = ("exact", "exact"),
-    ) -> Ratio | None:
+    ) -> Interval | None:
         """TV of a method over TV of a baseline, a geometric mean over budgets, worlds and seeds, with its interval."""
         logs = [self.log_ratio(world, seed, method, baseline=baseline, rules=rules) for world, seed in pairs]
         known = [value for value in logs if value is not None]
         if not known:
             return None
-        e = estimate(known)
-        return Ratio(math.exp(e.mean), math.exp(e.mean - e.half_width), math.exp(e.mean + e.half_width), e.num)
+        return student_mean(known).map(math.exp)
 
     def as_json(self) -> list[dict[str, object]]:
         """Means and intervals of every quantity, a row a (world, method, rule, steps)."""
@@ -98,28 +79,9 @@ class Results:
                         row: dict[str, object] = {"world": world, "method": method, "rule": rule, "steps": steps}
                         for quantity in ("tv", "entropy", "cross_entropy"):
                             values = self.values(world, method, quantity, steps=steps, rule=rule)
-                            row[quantity] = _without_nan(asdict(estimate(values)))
+                            row[quantity] = interval_json(student_mean(values))
                         rows.append(row)
         return rows
-
-
-def _without_nan(row: dict[str, float]) -> dict[str, float | None]:
-    return {key: None if math.isnan(value) else value for key, value in row.items()}
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of total variations and its 95 % interval; below 1 is better."""
-
-    mean: float
-    low: float
-    high: float
-    num: int
-
-    def __str__(self) -> str:
-        if math.isnan(self.low):
-            return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True)
@@ -158,7 +120,7 @@ class Answer:
     question: Question
     best: str
     second: str
-    paired: Ratio  # of the best to the second
+    paired: Interval  # of the best to the second
     ranking: str
 
     @property
@@ -169,12 +131,12 @@ class Answer:
     def __str__(self) -> str:
         against = f"{'better than' if self.clear else 'not separable from'} `{self.second}`"
         return (
-            f"**{self.question.title}**: `{self.best}`, {against} (paired ratio {self.paired}). "
+            f"**{self.question.title}**: `{self.best}`, {against} (paired ratio {self.paired:.2f}). "
             f"TV over DFM's: {self.ranking}."
         )
 
 
-def verdicts(results: Results) -> list[str]:
+def verdicts(results: TruthNumbers) -> list[str]:
     """What the numbers say, a sentence or two a question, for the uniform source and then for the mask source."""
     uniform = [world for world in results.worlds if not world.endswith("-mask")]
     masked = [world for world in results.worlds if world.endswith("-mask")]
@@ -189,17 +151,17 @@ def verdicts(results: Results) -> list[str]:
     return [line for line in lines if line]
 
 
-def _answer(results: Results, worlds: Sequence[str], question: Question, *, collapsed: set[str]) -> Answer | None:
+def _answer(results: TruthNumbers, worlds: Sequence[str], question: Question, *, collapsed: set[str]) -> Answer | None:
     ran = [name for name in question.candidates if any(name in results.methods(world) for world in worlds)]
     pairs = results.pairs(worlds, ["dfm", *ran])  # the same for all, so that no candidate has the easier worlds
     known = {name: ratio for name in ran if (ratio := results.ratio(pairs, name))}
     if len(known) < 2:
         return None
-    ranked = sorted(known, key=lambda name: (name in collapsed, known[name].mean))
+    ranked = sorted(known, key=lambda name: (name in collapsed, known[name].value))
     best, second = ranked[:2]
     paired = results.ratio(pairs, best, baseline=second)
     assert paired is not None
-    shown = [f"`{name}` {known[name]}{' (collapsed)' if name in collapsed else ''}" for name in ranked]
+    shown = [f"`{name}` {known[name]:.2f}{' (collapsed)' if name in collapsed else ''}" for name in ranked]
     return Answer(question, best, second, paired, ", ".join(shown))
 
 
@@ -212,20 +174,20 @@ def _headline(answers: Sequence[Answer]) -> str:
     return f"**What deserves text** ({'. '.join(parts)})." if parts else ""
 
 
-def _sampler_rule(results: Results, worlds: Sequence[str]) -> str:
+def _sampler_rule(results: TruthNumbers, worlds: Sequence[str]) -> str:
     parts = []
     for method in ("dfm", "rk2", "reflow-2+rk2"):
         ratios = {
             rule: results.ratio(results.pairs(worlds, [method]), method, baseline=method, rules=(rule, "exact"))
             for rule in ("single", "instant")
         }
-        shown = [f"{rule} {ratio}" for rule, ratio in ratios.items() if ratio is not None]
+        shown = [f"{rule} {ratio:.2f}" for rule, ratio in ratios.items() if ratio is not None]
         if shown:
             parts.append(f"`{method}`: {', '.join(shown)}")
     return f"**Jump rule of the sampler** (TV over the exact rule's): {'; '.join(parts)}." if parts else ""
 
 
-def _collapsed(results: Results, worlds: Sequence[str]) -> dict[str, str]:
+def _collapsed(results: TruthNumbers, worlds: Sequence[str]) -> dict[str, str]:
     """Methods whose law lost more than half a bit of the truth's entropy, and where."""
     lost: dict[str, list[str]] = {}
     for world in worlds:
@@ -233,7 +195,7 @@ def _collapsed(results: Results, worlds: Sequence[str]) -> dict[str, str]:
         for method in results.methods(world):
             if method.startswith("dfm/"):
                 continue
-            entropies = {s: estimate(results.values(world, method, "entropy", steps=s)).mean for s in BUDGETS}
+            entropies = {s: student_mean(results.values(world, method, "entropy", steps=s)).value for s in BUDGETS}
             low = [f"{entropies[s]:.2f} at {s}" for s in BUDGETS if entropies[s] < truth - COLLAPSE_BITS]
             if low:
                 lost.setdefault(method, []).append(f"{world} ({truth:.2f} bits): {', '.join(low)}")
@@ -247,18 +209,18 @@ def _collapse(collapsed: dict[str, str]) -> str:
     return f"**Collapse** (entropy more than {COLLAPSE_BITS} bit below the truth's): {listed}."
 
 
-def _temperature(results: Results, worlds: Sequence[str]) -> str:
+def _temperature(results: TruthNumbers, worlds: Sequence[str]) -> str:
     """Whether a method does more than sharpen: its TV over that of the untrained parent at the same entropy."""
     found = {m: results.ratio(results.pairs(worlds, ["dfm"]), m, baseline=f"dfm/entropy-of-{m}") for m in TEMPERED}
-    listed = ", ".join(f"`{method}` {ratio}" for method, ratio in found.items() if ratio is not None)
+    listed = ", ".join(f"`{method}` {ratio:.2f}" for method, ratio in found.items() if ratio is not None)
     return f"**Against the parent at the temperature of equal entropy**: {listed}." if listed else ""
 
 
-def _mask(results: Results, worlds: Sequence[str]) -> str:
+def _mask(results: TruthNumbers, worlds: Sequence[str]) -> str:
     pairs = results.pairs(worlds, ["path-only"])
     names = [m for m in results.methods(worlds[0]) if m not in ("exact", "dfm") and not m.startswith("dfm/")]
     ratios = {name: ratio for name in names if (ratio := results.ratio(pairs, name, baseline="path-only"))}
     gains = [name for name, ratio in ratios.items() if ratio.high < 1]
     found = f"gains: {', '.join(f'`{name}`' for name in gains)}" if gains else "no few-step training gains separably"
-    listed = ", ".join(f"`{name}` {ratio}" for name, ratio in ratios.items() if name != "path-only")
+    listed = ", ".join(f"`{name}` {ratio:.2f}" for name, ratio in ratios.items() if name != "path-only")
     return f"**Mask source**: {found}. TV over that of the same time on the path loss: {listed}."

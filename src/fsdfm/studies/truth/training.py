@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdfm.data import TrainingBatch
 from fsdfm.flow.exact import all_states
 from fsdfm.learn import Objective
 from fsdfm.noise import Noise, Purpose
-from fsdfm.studies.truth.network import TinyDenoiser
 from fsdfm.studies.truth.worlds import World
 
-__all__ = ["DataLaw", "Lessons", "train"]
+__all__ = ["DataLaw", "DataSource", "Lessons", "Student", "train"]
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,63 @@ class DataLaw:
         return torch.minimum(low, high)
 
 
+class DataSource(Protocol):
+    """Where training data come from."""
+
+    def batch(self, noise: Noise) -> TrainingBatch:
+        """One sample per row of the noise."""
+        ...
+
+
+class Student(Protocol):
+    """A small network whose weights of h can be left alone."""
+
+    @property
+    def head(self) -> nn.Module:
+        """The last linear layer."""
+        ...
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C]."""
+        ...
+
+    def logits_at(self, rows: Tensor) -> Tensor:
+        """The head: [N, C] -> [N, V]."""
+        ...
+
+    def plain_parameters(self) -> Iterable[nn.Parameter]:
+        """Everything but the weights of h."""
+        ...
+
+    def step_aware_parameters(self) -> Iterable[nn.Parameter]:
+        """Everything."""
+        ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> object:
+        """Whether its weights learn."""
+        ...
+
+
+_Student = TypeVar("_Student", bound=Student)
+
+
 def train(
-    student: TinyDenoiser,
+    student: _Student,
     objective: Objective,
-    data: DataLaw,
+    data: DataSource,
     *,
     lessons: Lessons,
     seed: int,
     step_aware: bool,
-    watch: Callable[[int, TinyDenoiser], None],
-) -> TinyDenoiser:
+    watch: Callable[[int, _Student], None],
+) -> _Student:
     """Train a copy of the student and return the average of its weights, which is also the teacher while it trains.
 
     step_aware   whether the weights of h learn too; with the path loss alone h is always the same and says nothing
     watch        called with (training step, averaged network) at each quarter of the training
     """
-    student = copy.deepcopy(student).requires_grad_(False)
+    student = copy.deepcopy(student)
+    student.requires_grad_(False)
     parameters: list[Tensor] = list(student.step_aware_parameters() if step_aware else student.plain_parameters())
     ema = copy.deepcopy(student)
     averaged: list[Tensor] = list(ema.step_aware_parameters() if step_aware else ema.plain_parameters())

@@ -1,22 +1,20 @@
-"""The study: every method on every world and seed, a cell each; a finished cell is a file and never computed again."""
+"""The cells of the study: every method in every world with every seed, its network trained and its law computed."""
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path as FilePath
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from fsdfm.files import replace_file, write_json
 from fsdfm.flow import ExactJump, Jump, total_variation
+from fsdfm.measure.matching import find_temperature
+from fsdfm.studies.folder import StudyFolder
+from fsdfm.studies.runner import Cell
 from fsdfm.studies.truth.laws import (
     BUDGETS,
     Tables,
@@ -34,16 +32,13 @@ from fsdfm.studies.truth.network import TinyDenoiser
 from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import World, make_world
 
-__all__ = ["Cell", "Setting", "Study", "methods_of"]
+__all__ = ["MethodTrial", "TruthSetting", "cells_of", "compute_cell", "methods_of"]
 
-_GRID, _BISECTIONS = 12, 12
-
-Cell = dict[str, Any]
-"""What one (world, seed, method) gave; JSON."""
+_MATCHED, _TEMPERATURES = 1e-3, (0.05, 20.0)  # bits, and where the temperature of equal entropy is looked for
 
 
 @dataclass(frozen=True)
-class Setting:
+class TruthSetting:
     """How long the networks train and in how many steps reflow draws its pairs; a folder holds cells of one setting."""
 
     parent_steps: int
@@ -66,37 +61,46 @@ def methods_of(world: str, *, full: bool) -> tuple[Method, ...]:
     return tuple(method for method in wanted if small or "tied" not in method.name)
 
 
-class Study:
-    """The cells of one world and one seed, in the folder of a run."""
+def cells_of(world: str, seed: int, methods: Sequence[Method]) -> list[Cell]:
+    """The cells of one world and seed: they build on each other and run in one process."""
+    return [
+        Cell(
+            f"{world}.{method.name}",
+            seed,
+            spec=(world, method),
+            needs=tuple(f"{world}.{need}.{seed}" for need in method.needs),
+            unit=f"{world}.{seed}",
+        )
+        for method in methods
+    ]
 
-    def __init__(self, folder: FilePath, world: str, seed: int, *, setting: Setting):
-        self.folder, self.seed, self.setting = folder, seed, setting
-        self.world: World = make_world(world)
-        self._joints: dict[tuple[str, str], Tensor] = {}  # the last one only: they are large
 
-    @staticmethod
-    def cell_name(world: str, seed: int, method: str) -> str:
-        """The name of a cell's file."""
-        return f"{world}.{seed}.{method.replace('/', '~')}.json"
+def compute_cell(setting: TruthSetting, cell: Cell, folder: StudyFolder) -> dict[str, Any]:
+    """One method in one world with one seed."""
+    world, method = cell.spec
+    value = MethodTrial(folder, world, cell.seed, setting).compute(method)
+    return {**value, "world": world, "seed": cell.seed, "method": method.name, "row": asdict(method)}
 
-    def cell_file(self, method: str) -> FilePath:
-        """Where a method's cell stands."""
-        return self.folder / self.cell_name(self.world.name, self.seed, method)
 
-    def _weights_file(self, method: str) -> FilePath:
-        return self.cell_file(method).with_suffix(".pt")
+@dataclass(frozen=True)
+class MethodTrial:
+    """Trains and judges methods in one world with one seed; networks of earlier cells are read from the folder."""
 
-    def run(self, methods: Sequence[Method], *, tick: Callable[[], None] = lambda: None) -> None:
-        """Compute what is missing, in the order given; `tick` after each cell."""
-        for method in methods:
-            if not self.cell_file(method.name).exists():
-                start = time.perf_counter()
-                cell = {**self._compute(method), "seconds": time.perf_counter() - start}
-                cell |= {"world": self.world.name, "seed": self.seed, "method": method.name, "row": asdict(method)}
-                write_json(self.cell_file(method.name), cell)
-            tick()
+    folder: StudyFolder
+    world_name: str
+    seed: int
+    setting: TruthSetting
 
-    def _compute(self, method: Method) -> Cell:
+    @cached_property
+    def world(self) -> World:
+        """The world itself."""
+        return make_world(self.world_name)
+
+    def _cell(self, method: str) -> str:
+        return f"{self.world_name}.{method}.{self.seed}"
+
+    def compute(self, method: Method) -> dict[str, Any]:
+        """The scores of a method, and what else is to be known of it."""
         if method.name == "exact":
             cell = self._judge(exact_tables(self.world))
             cell["truth_entropy"] = float(entropy_bits(self.world.truth))
@@ -106,7 +110,7 @@ class Study:
             return self._at_entropy_of(method)
         return self._train(method)
 
-    def _judge(self, tables: Tables) -> Cell:
+    def _judge(self, tables: Tables) -> dict[str, Any]:
         """The scores of a denoiser under every jump rule and budget."""
         truth = self.world.truth
         rules = {
@@ -115,10 +119,10 @@ class Study:
         }
         return {"rules": rules}
 
-    def _train(self, method: Method) -> Cell:
+    def _train(self, method: Method) -> dict[str, Any]:
         lessons = self.setting.lessons(method)
-        joint = self._joint(method.pairs_from, method.draws) if method.pairs_from else None
-        start = self._load(method.start) if method.start else self._fresh()
+        joint = _coupling(self, method.pairs_from, method.draws) if method.pairs_from else None
+        start = self.load(method.start) if method.start else self._fresh()
         curve: dict[str, float] = {}
 
         def watch(step: int, ema: TinyDenoiser) -> None:
@@ -134,7 +138,7 @@ class Study:
             step_aware=bool(method.tableau),
             watch=watch,
         )
-        replace_file(self._weights_file(method.name), lambda file: torch.save(network.state_dict(), file))
+        self.folder.keep(self._cell(method.name), ".pt", lambda file: torch.save(network.state_dict(), file))
         cell = self._judge(make_tables(network, self.world))
         cell["conditional_total_correlation"] = conditional_total_correlation(self.world, joint)
         cell["tv_at_4_steps_while_training"] = curve
@@ -160,22 +164,16 @@ class Study:
     def _fresh(self) -> TinyDenoiser:
         return TinyDenoiser(self.world.path.source.vocab_size, self.world.length, seed=self.seed)
 
-    def _load(self, method: str) -> TinyDenoiser:
+    def load(self, method: str) -> TinyDenoiser:
+        """The network of a finished method."""
         network = self._fresh()
-        network.load_state_dict(torch.load(self._weights_file(method), weights_only=True))
+        network.load_state_dict(torch.load(self.folder.file(self._cell(method), ".pt"), weights_only=True))
         return network
 
-    def _joint(self, method: str, draws: str) -> Tensor:
-        if (method, draws) not in self._joints:
-            self._joints.clear()
-            make = tied_joint_law if draws == "tied" else joint_law
-            self._joints[method, draws] = make(self._load(method), self.world, steps=self.setting.pair_steps)
-        return self._joints[method, draws]
-
-    def _at_entropy_of(self, method: Method) -> Cell:
+    def _at_entropy_of(self, method: Method) -> dict[str, Any]:
         """The start's own network, cooled or heated at each budget until its law has the other method's entropy."""
-        tables = make_tables(self._load(method.start), self.world)
-        other = json.loads(self.cell_file(method.entropy_of).read_text())["rules"]
+        tables = make_tables(self.load(method.start), self.world)
+        other = self.folder.read(self._cell(method.entropy_of))["rules"]
         temperatures: dict[str, dict[str, float]] = {}
         rules: dict[str, dict[str, Any]] = {}
         for name, rule in RULES.items():
@@ -191,24 +189,16 @@ class Study:
         return law_of([torch.softmax(torch.log(probs) / temperature, -1) for probs in tables], self.world, rule)
 
 
+@lru_cache(maxsize=1)  # several methods in a row train on the same pairs; a coupling is large
+def _coupling(trial: MethodTrial, method: str, draws: str) -> Tensor:
+    """P(x_1 | x_0) of a finished method's pairs."""
+    make = tied_joint_law if draws == "tied" else joint_law
+    return make(trial.load(method), trial.world, steps=trial.setting.pair_steps)
+
+
 def _match_entropy(law_at: Callable[[float], Tensor], wanted: float) -> tuple[float, Tensor]:
-    """The temperature in [1/20, 20], nearest to 1, whose law has the wanted entropy, or the nearest entropy there is.
-
-    Entropy need not grow with the temperature, nor reach every value: a grid finds a crossing, bisection its place.
-    """
-
-    def excess(log_temperature: float) -> float:
-        return float(entropy_bits(law_at(math.exp(log_temperature)))) - wanted
-
-    places = [math.log(20) * n / _GRID for n in range(-_GRID, _GRID + 1)]
-    found = [excess(place) for place in places]
-    crossings = [n for n in range(len(places) - 1) if found[n] * found[n + 1] <= 0]
-    if not crossings:
-        best = min(range(len(places)), key=lambda n: abs(found[n]))
-        return math.exp(places[best]), law_at(math.exp(places[best]))
-    n = min(crossings, key=lambda n: abs(places[n] + places[n + 1]))
-    low, high, rises = places[n], places[n + 1], found[n] <= 0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (excess(middle) <= 0) == rises else (low, middle)
-    return math.exp((low + high) / 2), law_at(math.exp((low + high) / 2))
+    """The temperature whose law has the wanted entropy, or the nearest entropy there is, and the law there."""
+    found = find_temperature(
+        lambda temperature: float(entropy_bits(law_at(temperature))), wanted, tolerance=_MATCHED, ends=_TEMPERATURES
+    )
+    return found.temperature, law_at(found.temperature)

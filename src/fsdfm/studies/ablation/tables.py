@@ -1,24 +1,24 @@
-"""The report: the paper's table with our numbers, its own beside it, and the verdicts; Markdown, JSON and PNG."""
+"""The tables: the paper's table with our numbers, its own beside it, and the verdicts; Markdown, JSON and PNG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsdfm.files import replace_file, write_json, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row
+from fsdfm.measure.statistics import Interval
 from fsdfm.show.quality import Comparison
-from fsdfm.show.quality.figures import draw_change, require_plots
+from fsdfm.show.quality.figures import draw_change
 from fsdfm.studies.ablation.factors import Factor, Variant
-from fsdfm.studies.ablation.setting import Setting
-from fsdfm.studies.ablation.summary import METRICS, PERPLEXITY, SECONDS, Metric, Scores, Verdict
-from fsdfm.studies.truth.summary import Estimate
+from fsdfm.studies.ablation.setting import AblationSetting
+from fsdfm.studies.ablation.summary import METRICS, PERPLEXITY, SECONDS, AblationScores, ComparedMetric, Verdict
+from fsdfm.studies.report import StudyReport, interval_json, markdown_table
 
-__all__ = ["Tables", "write_report"]
+__all__ = ["AblationTables", "ablation_report"]
 
 _ORIGINS = {"stated": "the paper says", "implied": "implied by the paper's choice", "reading": "our reading"}
 _MAIN = {"quality": (PERPLEXITY, "entropy_bits"), "given": ("accuracy", "continuation_token_perplexity")}
@@ -27,14 +27,14 @@ _MARK = "⚑"
 
 
 @dataclass(frozen=True)
-class Tables:
+class AblationTables:
     """Everything that a report says."""
 
     factor: Factor
     variants: Sequence[Variant]
-    scores: Scores
+    scores: AblationScores
     verdicts: Sequence[Verdict]
-    setting: Setting
+    setting: AblationSetting
     seeds: int
 
     def markdown(self, *, figure: bool = False) -> str:
@@ -42,11 +42,11 @@ class Tables:
         factor = self.factor
         parts = [f"# {factor.title}", f"The paper: {factor.where}. {self._heading()}"]
         if factor.kind == "time":
-            parts.append(_lines(self._times()))
+            parts.append(markdown_table(self._times()))
         else:
-            parts.append(_lines(self._table(_MAIN[factor.kind])))
+            parts.append(markdown_table(self._table(_MAIN[factor.kind])))
             if beside := _BESIDE[factor.kind]:
-                parts.append(_lines(self._table(beside)))
+                parts.append(markdown_table(self._table(beside)))
             parts += [sentence for sentence in (self._flags(), self._excess()) if sentence]
         if factor.note:
             parts.append(factor.note)
@@ -84,7 +84,7 @@ class Tables:
     def _has(self, name: str) -> bool:
         return any(key[2] == name for key in self.scores.values)
 
-    def _number(self, variant: Variant, metric: Metric, steps: int) -> str:
+    def _number(self, variant: Variant, metric: ComparedMetric, steps: int) -> str:
         values = self.scores.of(variant.label, metric.name, steps)
         if not values:
             return "-"
@@ -120,7 +120,7 @@ class Tables:
                 found = [self.scores.excess(variant.label, seed, steps) for seed in self.scores.seeds]
                 known = [math.exp(value) for value in found if value is not None]
                 if known and not (variant.training is None and variant.setup.frontier):
-                    shown.append(f"{METRICS[PERPLEXITY].mean(known)[0]:.2f}")
+                    shown.append(f"{METRICS[PERPLEXITY].mean(known).value:.2f}")
             if shown:
                 said.append(f"{variant.label} {' / '.join(shown)}")
         if not said:
@@ -139,7 +139,7 @@ class Tables:
             rows = [[factor.column, *(f"{steps:,}: {what}" for steps in budgets for what in ("ppl.", "ent."))]]
             for label, row in factor.paper.items():
                 rows.append([label, *(f"{number:,.2f}" for steps in budgets for number in row[steps])])
-            parts.append(_lines(rows))
+            parts.append(markdown_table(rows))
         if factor.quote:
             parts.append(f"In its text: {factor.quote}.")
         if not parts:
@@ -165,7 +165,7 @@ def sentence(verdict: Verdict, factor: Factor) -> str:
     if (ratio := paper_ratio(factor, verdict)) is not None:
         said.append(f"the paper's: {ratio:.2f}")
     if verdict.entropy is not None:
-        said.append(f"entropy {verdict.entropy.mean:+.2f} ± {_half(verdict.entropy)} bits")
+        said.append(f"entropy {verdict.entropy.value:+.2f} ± {_half(verdict.entropy)} bits")
     if verdict.equal is not None:
         said.append(f"at equal entropy {_change(METRICS[PERPLEXITY], verdict.equal)}")
     return "; ".join(said) + "."
@@ -183,62 +183,46 @@ def paper_ratio(factor: Factor, verdict: Verdict) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def _change(metric: Metric, e: Estimate) -> str:
+def _change(metric: ComparedMetric, distance: Interval) -> str:
     """A distance as a reader wants it: the ratio or the difference itself, with its interval."""
-    ends = (e.mean, e.mean - e.half_width, e.mean + e.half_width)
     if not metric.lower_is_better:
-        ends = (-ends[0], -ends[2], -ends[1])
-    if metric.ratio:
-        ends = (_exp(ends[0]), _exp(ends[1]), _exp(ends[2]))
-    return _interval(metric, ends)
+        distance = Interval(-distance.value, -distance.high, -distance.low)
+    return _interval(metric, distance.map(_exp) if metric.ratio else distance)
 
 
 def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
-def _interval(metric: Metric, ends: tuple[float, float, float]) -> str:
-    value, low, high = ends
-    decimals = metric.decimals if abs(value) < 100 else 0
-    if math.isnan(low):
-        return f"{value:,.{decimals}f}"
-    return f"{value:,.{decimals}f} [{low:,.{decimals}f}, {_wide(high, decimals)}]"
+def _interval(metric: ComparedMetric, e: Interval) -> str:
+    decimals = metric.decimals if abs(e.value) < 100 else 0
+    if math.isnan(e.low):
+        return f"{e.value:,.{decimals}f}"
+    return f"{e.value:,.{decimals}f} [{e.low:,.{decimals}f}, {_wide(e.high, decimals)}]"
 
 
 def _wide(value: float, decimals: int) -> str:
     return f"{value:.1e}" if value >= 1e6 else f"{value:,.{decimals}f}"
 
 
-def _half(e: Estimate) -> str:
-    return "?" if math.isnan(e.half_width) else f"{e.half_width:.2f}"
+def _half(e: Interval) -> str:
+    return "?" if math.isnan(e.high) else f"{e.high - e.value:.2f}"
 
 
-def _measured(metric: Metric, measured: Measured | None) -> str:
-    return "-" if measured is None else _interval(metric, (measured.value, measured.low, measured.high))
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
+def _measured(metric: ComparedMetric, measured: Measured | None) -> str:
+    return "-" if measured is None else _interval(metric, Interval(measured.value, measured.low, measured.high))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_report(folder: Path, tables: Tables, *, stamp: Mapping[str, Any]) -> str:
-    """Write ablation.md, ablation.json and, where the paper has a figure, figure.png; the Markdown is returned."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = tables.factor.figure is not None
-    if figure:
-        _draw(folder / "figure.png", tables)
-    text = tables.markdown(figure=figure)
-    write_text(folder / "ablation.md", text)
-    write_json(folder / "ablation.json", _record(tables, stamp))
-    return text
+def ablation_report(tables: AblationTables) -> StudyReport:
+    """ablation.md, ablation.json and, where the paper has a figure, figure.png."""
+    pictures = {} if tables.factor.figure is None else {"figure.png": partial(_draw, tables)}
+    return StudyReport("ablation", tables.markdown(figure=bool(pictures)), _record(tables), pictures)
 
 
-def _record(tables: Tables, stamp: Mapping[str, Any]) -> dict[str, Any]:
+def _record(tables: AblationTables) -> dict[str, Any]:
     values = [
         {"variant": label, "seed": seed, "metric": metric, "steps": steps or None, "value": value}
         for (label, seed, metric, steps), value in tables.scores.values.items()
@@ -248,32 +232,28 @@ def _record(tables: Tables, stamp: Mapping[str, Any]) -> dict[str, Any]:
             "claim": verdict.claim.text,
             **{"better": verdict.claim.better, "worse": verdict.claim.worse, "metric": verdict.claim.metric},
             **{"origin": verdict.claim.origin, "result": verdict.result, "only_entropy": verdict.only_entropy},
-            "distance": _plain(verdict.distance),
-            "by_budget": {str(steps): _plain(e) for steps, e in verdict.by_budget.items()},
-            "at_equal_entropy": None if verdict.equal is None else _plain(verdict.equal),
-            "entropy_bits": None if verdict.entropy is None else _plain(verdict.entropy),
+            "distance": interval_json(verdict.distance),
+            "by_budget": {str(steps): interval_json(e) for steps, e in verdict.by_budget.items()},
+            "at_equal_entropy": None if verdict.equal is None else interval_json(verdict.equal),
+            "entropy_bits": None if verdict.entropy is None else interval_json(verdict.entropy),
         }
         for verdict in tables.verdicts
     ]
     paper = {label: {str(s): list(n) for s, n in row.items()} for label, row in tables.factor.paper.items()}
-    return {"factor": tables.factor.name, **stamp, "verdicts": found, "paper": paper, "values": values}
+    facts = {"factor": tables.factor.name, "seeds": tables.seeds}
+    return {**facts, "verdicts": found, "paper": paper, "values": values}
 
 
-def _plain(e: Estimate) -> dict[str, float | None]:
-    return {key: None if math.isnan(value) else value for key, value in asdict(e).items()}
-
-
-def _draw(file: Path, tables: Tables) -> None:
+def _draw(tables: AblationTables, file: Path) -> None:
     """The paper's figure 3: the two variants with ribbons over seeds, and what changes."""
     assert tables.factor.figure is not None
-    require_plots()
     evaluations = tuple(_over_seeds(tables.scores, label) for label in tables.factor.figure)
     drawn = draw_change(Comparison(tables.factor.figure, evaluations), tables.factor.figure[1])
     if drawn is not None:
-        replace_file(file, partial(drawn.savefig, format="png", dpi=150))
+        drawn.savefig(file, format="png", dpi=150)
 
 
-def _over_seeds(scores: Scores, label: str) -> Evaluation:
+def _over_seeds(scores: AblationScores, label: str) -> Evaluation:
     """The cells of a variant as one evaluation: means over seeds and their intervals."""
     first = scores.cells[label, scores.seeds[0]]
     rows = []
@@ -281,7 +261,11 @@ def _over_seeds(scores: Scores, label: str) -> Evaluation:
         metrics = {}
         for name in _MAIN["quality"]:
             if values := scores.of(label, name, row.steps):
-                metrics[name] = Measured(*METRICS[name].mean(values))
+                metrics[name] = _plain(METRICS[name].mean(values))
         flags = tuple(sorted(scores.flags.get((label, row.steps), ())))
         rows.append(Row(steps=row.steps, calls=row.calls, metrics=metrics, flags=flags))
     return replace(first, model={**first.model, "name": label}, rows=tuple(rows), frontier=())
+
+
+def _plain(interval: Interval) -> Measured:
+    return Measured(interval.value, interval.low, interval.high)

@@ -1,0 +1,163 @@
+"""Studies: what few-step training gains where laws are known, one factor at a time, and the toy of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsdfm.cli.options import OutOption, SeedOption
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Run a study: cells on several cores, resumed by the same command, with intervals and a report.",
+    no_args_is_help=True,
+)
+
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes, a thread each; a core each, at most two, unless said.", min=1)
+]
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are no error: exit code 130 and what to do next."""
+    from fsdfm.studies.runner import StoppedError
+
+    try:
+        yield
+    except StoppedError:
+        typer.echo(f"stopped; what is finished stands in {out}, the same command resumes", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def truth(
+    out: OutOption,
+    full: Annotated[bool, typer.Option("--full", help="Every world, method and four seeds: hours, resumable.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Measure what few-step training gains where everything can be computed; the same command resumes."""
+    from fsdfm.studies.truth import run_truth
+    from fsdfm.studies.truth.summary import verdicts
+
+    with _stoppable(out):
+        numbers = run_truth(out, full=full, seeds=seeds, workers=workers)
+    for line in verdicts(numbers):
+        typer.echo(f"- {line}")
+    typer.echo(f"this and its numbers: {out}/truth.md, truth.json and truth.png beside it", err=True)
+
+
+@app.command()
+def checkerboard(
+    out: OutOption,
+    seed: SeedOption = 0,
+    samples: Annotated[int, typer.Option(help="Samples in every panel.")] = 6000,
+    frames: Annotated[int, typer.Option(help="Steps of the long trajectories.")] = 100,
+    train_steps: Annotated[int, typer.Option(help="Training steps of the small networks.")] = 2000,
+    workers: WorkersOption = None,
+) -> None:
+    """Draw the paper's checkerboard (appendix B.3) with what is true about it: pictures, GIFs, captions, numbers."""
+    from fsdfm.studies.checkerboard import run_checkerboard
+
+    with _stoppable(out):
+        numbers = run_checkerboard(
+            out, seed=seed, samples=samples, frames=frames, train_steps=train_steps, workers=workers
+        )
+    typer.echo(f"{len(numbers.outcomes)} ways to sample; look at {out}/checkerboard.md and the pictures beside it")
+
+
+@app.command()
+def sudoku(
+    out: OutOption,
+    quick: Annotated[bool, typer.Option("--quick", help="4 x 4 boards and little training: minutes.")] = False,
+    seeds: Annotated[int, typer.Option(help="How often everything is trained anew: what intervals are over.")] = 3,
+    method: Annotated[
+        list[str] | None, typer.Option(help="dfm, mask, path-only, paper, rk2, crf or mask+crf; again for more.")
+    ] = None,
+    board: Annotated[
+        str | None, typer.Option(help="Let a finished study fill in this board: digits, . for an empty cell.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Network calls for the board.", min=1)] = 8,
+    workers: WorkersOption = None,
+) -> None:
+    """Solve boards whose answers are right or wrong, at several budgets; the same command resumes."""
+    from fsdfm.studies.sudoku import run_sudoku, solve_board
+
+    if board is not None:
+        typer.echo(solve_board(out, board, method=(method or ["dfm"])[0], steps=steps))
+        return
+    with _stoppable(out):
+        run_sudoku(out, quick=quick, seeds=seeds, methods=tuple(method or ()), workers=workers)
+    typer.echo((out / "sudoku.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/sudoku.md, sudoku.json, sudoku.png and board.png", err=True)
+
+
+@app.command()
+def defects(
+    out: OutOption,
+    held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
+    training: Annotated[str, typer.Option(help="Training text, for copies.")],
+    judge: Annotated[str | None, typer.Option(help="Also the perplexity under this judge.")] = None,
+    minilm: Annotated[bool, typer.Option("--minilm", help="Also distances of sentence features.")] = False,
+    num: Annotated[int, typer.Option(help="Texts that are damaged, and as many to compare with.", min=4)] = 128,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    workers: WorkersOption = None,
+) -> None:
+    """Damage real text in known ways and ask every metric whether it sees it; the same command resumes."""
+    from fsdfm.studies.defects import run_defects
+
+    with _stoppable(out):
+        run_defects(
+            out,
+            held_out=held_out,
+            training=training,
+            judge=judge,
+            minilm=minilm,
+            num=num,
+            separator=separator,
+            workers=workers,
+        )
+    typer.echo((out / "defects.md").read_text(encoding="utf-8"))
+
+
+@app.command()
+def ablate(
+    factor: Annotated[
+        str, typer.Argument(help="scalar, teacher, weights, source, time, jump or start: one of the paper's tables.")
+    ],
+    out: OutOption,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values of the fine-tuning to replace: optim.lr=1e-4 data.length=64.")
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text to fine-tune on; give it again for more.")] = None,
+    held_out: Annotated[str | None, typer.Option(help="Real text that is not trained on.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model to fine-tune: a checkpoint or a run; else the embedded parent.")
+    ] = None,
+    judge: Annotated[str, typer.Option(help="Who scores text, as for fsdfm evaluate.")] = "smollm2",
+    seeds: Annotated[int, typer.Option(help="How often everything is done anew: what intervals are over.")] = 3,
+    steps: Annotated[str, typer.Option(help="Budgets: 1,2,4,8 or, for powers of two, 1..1024.")] = "1,2,4,8",
+    train_steps: Annotated[int | None, typer.Option(help="Training steps of a fine-tuning. [default: 150]")] = None,
+    num: Annotated[int, typer.Option(help="Samples a budget and seed.")] = 32,
+    full: Annotated[bool, typer.Option("--full", help="Also the rows that the paper does not have.")] = False,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
+    workers: WorkersOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Run one of the paper's ablations on a small scale, with a verdict; the same command resumes."""
+    given = dict(locals())
+    from fsdfm.studies.ablation import AblationRequest, run_ablation
+
+    for option in ("text", "overrides"):
+        given[option] = tuple(given[option] or ())
+    with _stoppable(out):
+        outcome = run_ablation(AblationRequest(**given))
+    typer.echo(outcome.markdown)
+    typer.echo(f"this and its numbers: {outcome.report}, ablation.json beside it", err=True)

@@ -1,0 +1,91 @@
+"""The user's alternative: an autoregressive model that writes the same kind of text, with its cache, and its seconds.
+
+    alternative = make_alternative("runs/tiny-causal/model", tokenizer)
+    drawn = alternative.draw(64, length=256, bos_id=1, seed=0)
+    drawn.columns["seconds"]
+
+It writes in the tokens of the model that it is compared with, so that entropy and distinct-n compare: it has the same
+tokenizer, or it is the llama2.c model whose tokenizer the other one's was made of.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fsdfm.checkpoint import causal_over
+from fsdfm.data import Tokenizer
+from fsdfm.measure.judges.causal import is_causal_folder, read_causal
+from fsdfm.measure.sampling import Drawn
+from fsdfm.model import CausalModel
+from fsdfm.noise import Noise
+
+__all__ = ["Alternative", "make_alternative"]
+
+_STORIES15M = "stories15m"
+_STREAM = 7 << 40  # keeps its noise from that of the samples it is compared with
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A causal model with the name that tables call it."""
+
+    name: str
+    model: CausalModel
+    temperature: float = 1.0
+    batch_size: int = 16
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the network."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def draw(self, num: int, *, length: int, bos_id: int | None, seed: int) -> Drawn:
+        """`num` rows of `length` tokens, a call of the network for each token: keys and values are cached.
+
+        A row begins with BOS; where the model it is compared with has none, with a token that is left out.
+        """
+        first, extra = (0, 1) if bos_id is None else (bos_id, 0)
+        parts = []
+        for start in range(0, num, self.batch_size):
+            count = min(self.batch_size, num - start)
+            noise = Noise(seed, [_STREAM + k for k in range(start, start + count)])
+            began = time.perf_counter()
+            prompt = torch.full((count, 1), first, dtype=torch.int64)
+            tokens = self.model.generate(prompt, length + extra, noise, temperature=self.temperature)
+            seconds = (time.perf_counter() - began) / count
+            rows = tokens[:, extra:].to(torch.int32).numpy()
+            parts.append(Drawn(rows, {"seconds": np.full(count, seconds)}))
+        return Drawn.join(parts)
+
+
+def make_alternative(
+    spec: str, tokenizer: Tokenizer, *, length: int, temperature: float = 1.0, batch_size: int = 16
+) -> Alternative:
+    """The alternative that a name means: a folder of `fsdfm train`'s causal model, or stories15m:FILE.
+
+    length   tokens that it has to write
+    """
+    kind, _, file = spec.partition(":")
+    if kind == _STORIES15M or spec.endswith(".bin"):
+        path = Path(file if kind == _STORIES15M else spec)
+        if not path.is_file():
+            raise ValueError(
+                f"the alternative {spec!r} is no file; give a llama2.c file, as in stories15m:stories15M.bin"
+            )
+        beside = path.with_name("tokenizer.bin")
+        model, name = causal_over(path, tokenizer.pieces, beside if beside.is_file() else None), path.stem.lower()
+    elif Path(spec).is_dir() and is_causal_folder(spec):
+        model, own, _ = read_causal(spec)
+        name = Path(spec).resolve().name
+        if own.hash != tokenizer.hash:
+            raise ValueError(f"{spec} has another tokenizer than the model: train it on the same prepared corpus")
+    else:
+        raise ValueError(f"the alternative is {spec!r}; allowed are a folder of a causal model, and stories15m:FILE")
+    if length > model.config.max_length:
+        raise ValueError(f"{spec} knows {model.config.max_length} tokens, and {length} are asked for: --length")
+    return Alternative(name, model.eval().requires_grad_(False), temperature, batch_size)

@@ -1,0 +1,182 @@
+"""Evidence beyond perplexity: how far a set of samples is from real text, in standard units, and simple checks.
+
+    evidence = Evidence(reader, real=rows, features=minilm_features())
+    evidence.measure(samples)["energy_style_z"]
+
+All of it compares sets of one size: the first texts of the samples with as many real ones. Two further sets of real
+text, drawn from the same pool again and again, say how far apart equal laws are by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fsdfm.measure.distances import (
+    Scale,
+    energy_distance,
+    mmd,
+    ngram_features,
+    split_scale,
+    standardise_features,
+    style_features,
+)
+from fsdfm.measure.ngrams import NgramModel, cross_entropy_bits
+from fsdfm.measure.results import Measured
+from fsdfm.measure.rows import Reader, TokenRows
+from fsdfm.measure.statistics import Interval, bootstrap_mean, bootstrap_ratio, jackknife
+from fsdfm.measure.wellformed import check_texts
+from fsdfm.noise import Noise
+
+__all__ = ["FEWEST_REAL", "Evidence", "measure_checks"]
+
+Matrix = npt.NDArray[np.floating]
+Features = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+Distance = Callable[[Matrix, Matrix], float]
+
+FEWEST_REAL = 8  # rows of real text below which splits of it say nothing
+_FEWEST_CHECKED = 2  # texts that a check applies to
+_SPLITS = 64
+_NGRAM = 2  # of the profiles
+_ORDER = 3  # of the language models of n-grams
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A distance on one kind of feature: real features, what samples are compared with, and the scale."""
+
+    embed: Callable[[TokenRows], Matrix]
+    distance: Distance
+    reference: Matrix
+    scale: Scale
+
+    def measure(self, rows: TokenRows) -> Measured:
+        """z of the samples, with a jackknife interval over them; the distance itself is a fact beside it."""
+        features = self.embed(rows[: self.scale.size])
+        samples = list(features)
+
+        def z(part: Sequence[Matrix]) -> float:
+            return self.scale.z(self.distance(np.stack(part), self.reference))
+
+        found = jackknife(z, samples)
+        facts = {
+            "distance": self.distance(features, self.reference),
+            "real_mean": self.scale.mean,
+            "real_sd": self.scale.sd,
+            "n": len(features),
+        }
+        return Measured(found.value, found.low, found.high, facts)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Compares samples with real text.
+
+    real      held-out rows, int32 [M, L]: half of them is what samples are compared with
+    features  texts to vectors, of a network; None: only features that need none
+    name      of those features in the metrics: energy_NAME_z
+    vocab_size   tokens that rows may hold; 0: those of the tokenizer
+    """
+
+    reader: Reader
+    real: TokenRows
+    features: Features | None = None
+    name: str = "meaning"
+    seed: int = 0
+    vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.real) < FEWEST_REAL:
+            raise ValueError(f"there are {len(self.real)} real rows; distances need {FEWEST_REAL} or more")
+
+    @property
+    def size(self) -> int:
+        """Texts of a set."""
+        return len(self.real) // 2
+
+    def measure(self, rows: TokenRows) -> dict[str, Measured]:
+        """Every distance, n-gram cross-entropy in both directions, and the checks."""
+        return {**self.distances(rows), **self.ngrams(rows), **measure_checks(self._texts(rows), seed=self.seed)}
+
+    def measure_real(self) -> dict[str, Measured]:
+        """The same of the real rows that samples are not compared with."""
+        return self.measure(self.real[self.size :])
+
+    def distances(self, rows: TokenRows) -> dict[str, Measured]:
+        """z of the energy distance on each kind of feature, and of the MMD on a network's."""
+        if len(rows) < 2:
+            return {}
+        return {name: scaled.measure(rows) for name, scaled in self._scaled.items()}
+
+    def ngrams(self, rows: TokenRows) -> dict[str, Measured]:
+        """Bits a token: real text under a model of the samples (recall), samples under a model of real text."""
+        size = min(self.size, len(rows))
+        mine, real = self._arrays(rows[:size]), self._arrays(self.real[: self.size])
+        own = NgramModel.fit(mine, order=_ORDER, vocab_size=self._vocab)
+        sums = {
+            "ngram_recall_bits": cross_entropy_bits(own, real),
+            "ngram_precision_bits": cross_entropy_bits(self._real_model, mine),
+        }
+        return {name: _ratio(found[:, 0], found[:, 1], self.seed) for name, found in sums.items()}
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _scaled(self) -> Mapping[str, _Scaled]:
+        kinds: dict[str, tuple[Callable[[TokenRows], Matrix], Distance]] = {
+            "energy_style_z": (lambda rows: style_features(self._texts(rows)), energy_distance),
+            "energy_ngram_z": (lambda rows: ngram_features(self._arrays(rows), n=_NGRAM), energy_distance),
+        }
+        if self.features is not None:
+            features = self.features
+            kinds[f"energy_{self.name}_z"] = (lambda rows: features(self._texts(rows)), energy_distance)
+            kinds[f"mmd_{self.name}_z"] = (lambda rows: features(self._texts(rows)), mmd)
+        scaled = {name: self._scale(embed, distance) for name, (embed, distance) in kinds.items()}
+        return {name: each for name, each in scaled.items() if each.scale.sd > 0}  # else all real texts are the same
+
+    def _scale(self, embed: Callable[[TokenRows], Matrix], distance: Distance) -> _Scaled:
+        """A distance on features whose columns have the mean 0 and the deviation 1 over real text."""
+        real = embed(self.real)
+
+        def scaled(rows: TokenRows) -> Matrix:
+            return standardise_features(embed(rows), real)
+
+        features = standardise_features(real, real)
+        scale = split_scale(distance, features, size=self.size, noise=Noise(self.seed, range(_SPLITS)))
+        return _Scaled(scaled, distance, features[: self.size], scale)
+
+    @cached_property
+    def _real_model(self) -> NgramModel:
+        """Of the half that samples are compared with."""
+        return NgramModel.fit(self._arrays(self.real[: self.size]), order=_ORDER, vocab_size=self._vocab)
+
+    @property
+    def _vocab(self) -> int:
+        return self.vocab_size or self.reader.tokenizer.vocab_size
+
+    def _arrays(self, rows: TokenRows) -> list[npt.NDArray[np.integer]]:
+        return list(rows[:, self.reader.lead :])
+
+    def _texts(self, rows: TokenRows) -> list[str]:
+        return [self.reader.text(row) for row in rows.tolist()]
+
+
+def measure_checks(texts: Sequence[str], *, seed: int = 0) -> dict[str, Measured]:
+    """The share of texts that pass each check, of those that it applies to, with the number of them."""
+    found = {}
+    for name, passed in check_texts(texts).items():
+        checked = passed[np.isfinite(passed)]
+        if len(checked) >= _FEWEST_CHECKED:
+            share = bootstrap_mean(checked.tolist(), seed=seed)
+            found[name] = Measured(share.value, share.low, share.high, {"n": len(checked)})
+    return found
+
+
+def _ratio(top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64], seed: int) -> Measured:
+    found: Interval = bootstrap_ratio(torch.from_numpy(top), torch.from_numpy(bottom), seed=seed)
+    return Measured(found.value, found.low, found.high)

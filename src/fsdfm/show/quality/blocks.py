@@ -1,0 +1,132 @@
+"""Numbers in documents that come from result files: marked places of Markdown, written and checked by one command.
+
+A table stands between two comments, a single number inside of a line between two others:
+
+    <!-- results few-steps parent.json fewstep-8.json -->
+    (the table)
+    <!-- /results -->
+
+    ... in 8 calls <!-- number fewstep-8.json 8 token_perplexity -->47.6 [45.9, 49.3]<!-- /number --> against ...
+
+Files are looked for in one folder; files of one model, such as fewstep-1.json and fewstep-8.json, are taken as one.
+What stands outside of the marks is never touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fsdfm.files import write_text
+from fsdfm.measure.results import Evaluation, Measured, load_evaluation
+from fsdfm.show.quality.comparison import Comparison
+from fsdfm.show.quality.metrics import metric_named
+from fsdfm.show.quality.tables import (
+    Table,
+    controls_table,
+    equal_entropy_table,
+    few_steps_table,
+    matched_table,
+    model_tables,
+)
+
+__all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_documents"]
+
+_TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+_NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_REAL = "real"
+
+
+def fill_blocks(text: str, folder: Path) -> str:
+    """A document with every marked table and number as the result files in a folder have it."""
+    return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), text))
+
+
+def stale_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
+    """The documents that say something else than the result files."""
+    return [file for file in documents if _differs(file, folder)]
+
+
+def write_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
+    """Bring documents up to date; those that changed."""
+    changed = stale_documents(documents, folder)
+    for file in changed:
+        write_text(file, fill_blocks(file.read_text(encoding="utf-8"), folder))
+    return changed
+
+
+def _differs(file: Path, folder: Path) -> bool:
+    text = file.read_text(encoding="utf-8")
+    try:
+        return fill_blocks(text, folder) != text
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _table(found: re.Match[str], folder: Path) -> str:
+    begin, kind, names, _, end = found.groups()
+    comparison = _comparison([folder / name for name in names.split()])
+    if kind not in _TABLES:
+        raise ValueError(f"the table {kind!r} is not known; allowed are {', '.join(_TABLES)}")
+    table = _TABLES[kind](comparison)
+    if table is None:
+        raise ValueError(f"{names} have no numbers for the table {kind}; measure them, or take the mark out")
+    _, _, body = table.to_markdown().partition("\n\n")  # the document has its own heading
+    return f"{begin}{body}{end}"
+
+
+def _number(found: re.Match[str], folder: Path) -> str:
+    begin, name, which, metric, _, end = found.groups()
+    evaluation = load_evaluation(folder / name)
+    metrics = evaluation.real if which == _REAL else getattr(_row(evaluation, which), "metrics", {})
+    measured: Measured | None = metrics.get(metric)
+    if measured is None:
+        raise ValueError(
+            f"{name} has no {metric} at {which}; it has the steps {[row.steps for row in evaluation.plain]}"
+        )
+    return f"{begin}{metric_named(metric).write(measured)}{end}"
+
+
+def _row(evaluation: Evaluation, steps: str) -> object:
+    return evaluation.row(int(steps)) if steps.isdecimal() else None
+
+
+def _comparison(files: Sequence[Path]) -> Comparison:
+    if not files:
+        raise ValueError("a table names no result file; write <!-- results few-steps a.json -->")
+    merged = join_evaluations(load_evaluation(file) for file in files)
+    return Comparison(tuple(merged), tuple(merged.values()))
+
+
+def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
+    """Evaluations of one model as one, by its name: the rows of the later ones are added to the first."""
+    merged: dict[str, Evaluation] = {}
+    for evaluation in evaluations:
+        if (known := merged.get(evaluation.name)) is None:
+            merged[evaluation.name] = evaluation
+            continue
+        if known.model.get("checkpoint_sha256") != evaluation.model.get("checkpoint_sha256"):
+            raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
+        for row in evaluation.rows:
+            known = known.with_row(row)
+        for row in evaluation.frontier:
+            known = known.with_frontier(row)
+        others = known.alternatives or evaluation.alternatives
+        merged[evaluation.name] = replace(known, controls=known.controls or evaluation.controls, alternatives=others)
+    return merged
+
+
+def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Callable[[Comparison], Table | None]:
+    """A table of the first model."""
+    return lambda comparison: make(comparison.labels[0], comparison.evaluations[0], comparison)
+
+
+_TABLES: dict[str, Callable[[Comparison], Table | None]] = {
+    "few-steps": few_steps_table,
+    "matched": matched_table,
+    "equal-entropy": equal_entropy_table,
+    "model": _first(lambda label, e, c: model_tables(label, e, c.real_of(label))[0]),
+    "controls": _first(lambda label, e, c: controls_table(label, e, c.real_of(label))),
+}

@@ -1,0 +1,77 @@
+"""Documents whose numbers come from result files: written, checked, and nothing else touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
+from fsdfm.show.quality.blocks import fill_blocks, join_evaluations, stale_documents, write_documents
+
+DOCUMENT = """# Title
+
+Eight calls: <!-- number few-8.json 8 token_perplexity -->?<!-- /number -->; real text
+<!-- number few-8.json real token_perplexity -->?<!-- /number -->. Untouched 47.6.
+
+<!-- results few-steps few-1.json few-8.json -->
+<!-- /results -->
+
+The end.
+"""
+
+
+def evaluation(steps: int, perplexity: float, sha: str = "a") -> Evaluation:
+    metrics = {"token_perplexity": Measured(perplexity, perplexity - 1, perplexity + 1), "entropy_bits": Measured(6.0)}
+    real = {"token_perplexity": Measured(9.69, 9.5, 9.9)}
+    model = {"name": "few", "checkpoint_sha256": sha}
+    return Evaluation(model=model, judge={"name": "toy"}, rows=(Row(steps=steps, metrics=metrics),), real=real)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    save_evaluation(evaluation(1, 500.0), folder / "few-1.json")
+    save_evaluation(evaluation(8, 47.6), folder / "few-8.json")
+    return folder
+
+
+def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
+    found = fill_blocks(DOCUMENT, results)
+    assert "-->47.6 [46.6, 48.6]<!-- /number -->" in found
+    assert "-->9.69 [9.50, 9.90]<!-- /number -->" in found
+    assert "| few | 500 / 6.00 | 47.6 / 6.00 |" in found
+    assert found.startswith("# Title\n\nEight calls:")
+    assert found.endswith("<!-- /results -->\n\nThe end.\n")
+    assert fill_blocks(found, results) == found
+
+
+def test_a_document_is_stale_until_it_is_written(results: Path, tmp_path: Path) -> None:
+    document, other = tmp_path / "a.md", tmp_path / "b.md"
+    document.write_text(DOCUMENT)
+    other.write_text("no marks, 47.6")
+    assert stale_documents([document, other], results) == [document]
+    assert write_documents([document, other], results) == [document]
+    assert stale_documents([document, other], results) == []
+    save_evaluation(evaluation(8, 50.0), results / "few-8.json")
+    assert stale_documents([document, other], results) == [document]
+
+
+def test_what_cannot_be_filled_says_where(results: Path, tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    for text, reason in (
+        ("<!-- number few-8.json 4 token_perplexity --><!-- /number -->", "no token_perplexity at 4"),
+        ("<!-- number few-8.json 8 mauve --><!-- /number -->", "no mauve at 8"),
+        ("<!-- number none.json 8 mauve --><!-- /number -->", "cannot read"),
+        ("<!-- results pies few-8.json -->\n<!-- /results -->", "allowed are few-steps"),
+        ("<!-- results controls few-8.json -->\n<!-- /results -->", "no numbers for the table controls"),
+    ):
+        document.write_text(text)
+        with pytest.raises(ValueError, match=reason) as error:
+            stale_documents([document], results)
+        assert str(document) in str(error.value)
+
+
+def test_files_of_one_model_with_other_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="different weights"):
+        join_evaluations([evaluation(1, 5.0), evaluation(8, 5.0, sha="b")])

@@ -1,0 +1,169 @@
+"""The study on tiny boards: cells, resumption, report, a board filled in; network and rules by their invariants."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fsdfm.flow import RULES, Grid, MixturePath
+from fsdfm.flow.sampler import trajectory
+from fsdfm.noise import Noise
+from fsdfm.studies.sudoku.board import is_solution, make_puzzle, make_solutions
+from fsdfm.studies.sudoku.methods import METHODS, BoardData, BoardSetting, make_network, rules_of, train_method
+from fsdfm.studies.sudoku.network import BoardNetwork, DigitSource, make_source
+from fsdfm.studies.sudoku.solving import ConfidentRule, fill_boards, make_puzzles, score_boards
+from fsdfm.studies.sudoku.study import run_sudoku, solve_board
+
+TINY = replace(BoardSetting.quick(), width=16, blocks=1, train_steps=8, batch_size=8, puzzles=4, budgets=(1, 4))
+SIZE = 16
+
+
+def boards(count: int) -> tuple[torch.Tensor, list]:
+    puzzles = [make_puzzle(2, noise=Noise(1, [k])) for k in range(count)]
+    return torch.from_numpy(np.array([p.givens for p in puzzles])), puzzles
+
+
+def test_a_child_starts_as_its_parent_for_every_step_size() -> None:
+    network = BoardNetwork(2, 8, width=16, blocks=1)
+    x_t, t = torch.randint(0, 8, (3, SIZE)), torch.rand(3)
+    logits = [network(x_t, t, torch.full((3,), h)) for h in (1.0, 0.25, 2.0**-10)]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_the_network_never_says_a_given_digit_or_the_mask(source: str) -> None:
+    vocab_size = make_source(source, 2).vocab_size
+    logits = BoardNetwork(2, vocab_size, width=16, blocks=1)(torch.zeros(1, SIZE).long(), torch.zeros(1), torch.ones(1))
+    assert logits.shape == (1, SIZE, vocab_size)
+    assert torch.softmax(logits, -1)[..., 4:].max() == 0
+
+
+def test_heads_see_rows_columns_and_boxes_only() -> None:
+    seen = BoardNetwork(2, 8, width=16, blocks=1).seen[0]
+    assert seen.sum((1, 2)).tolist() == [SIZE * 4] * 3 + [SIZE * SIZE]
+    assert seen[2, 0].nonzero()[:, 0].tolist() == [0, 1, 4, 5]
+
+
+def test_noise_is_never_given() -> None:
+    source = DigitSource(4)
+    x_0 = source.sample(Noise(0, range(50)), SIZE)
+    assert x_0.min() == 0
+    assert x_0.max() == 3
+    assert float(source.probabilities().sum()) == 1
+    with pytest.raises(ValueError, match="source is 'ring'"):
+        make_source("ring", 2)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_what_is_given_stays_and_every_cell_is_a_digit(method) -> None:
+    givens, _ = boards(5)
+    network, path = make_network(method, TINY, 0), MixturePath(make_source(method.source, 2))
+    for rule in rules_of(method).values():
+        filled = fill_boards(network, path, givens, steps=3, rule=rule, noise=Noise(0, range(5)))
+        assert (filled[givens > 0] == givens[givens > 0]).all()
+        assert (filled.min(), filled.max()) >= (1, 1)
+        assert filled.max() <= 4
+
+
+def test_the_confident_rule_shows_the_surest_first() -> None:
+    """A network that is surer of some cells than of others, and never wrong about the order."""
+    path = MixturePath(make_source("mask", 2))
+    strength = torch.linspace(1, 3, SIZE)[torch.randperm(SIZE, generator=torch.Generator().manual_seed(0))]
+
+    def denoiser(x_t: torch.Tensor, t: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((len(x_t), SIZE, 9), -1e4)
+        logits[..., :4] = 0
+        logits[..., 0] = 4 * strength
+        return logits
+
+    x_0 = path.source.sample(Noise(0, [0]), SIZE)
+    steps = list(trajectory(denoiser, path, x_0, grid=Grid.uniform(4), noise=Noise(0, [0]), rule=ConfidentRule()))
+    assert [int(step.jumps.sum()) for step in steps] == [4, 4, 4, 4]
+    assert set(steps[0].jumps[0].nonzero()[:, 0].tolist()) == set(strength.argsort(descending=True)[:4].tolist())
+    uniform = MixturePath(make_source("uniform", 2))
+    with pytest.raises(ValueError, match="needs the mask source"):
+        list(trajectory(denoiser, uniform, x_0 * 0, grid=Grid.uniform(2), noise=Noise(0, [0]), rule=ConfidentRule()))
+
+
+def test_a_network_that_knows_the_answer_solves_every_board() -> None:
+    givens, puzzles = boards(6)
+    solution = torch.from_numpy(np.array([p.solution for p in puzzles]))
+
+    class Knows(BoardNetwork):
+        def posterior(self, x_t, t, h, *, rows=None):  # type: ignore[no-untyped-def]
+            from fsdfm.flow.posterior import Independent
+
+            logits = torch.full((len(x_t), SIZE, 8), -1e4).scatter(-1, (solution - 1)[..., None], 0.0)
+            return Independent.of_logits(logits)
+
+    filled = fill_boards(
+        Knows(2, 8, width=16, blocks=1),
+        MixturePath(make_source("uniform", 2)),
+        givens,
+        steps=1,
+        rule=RULES["exact"],
+        noise=Noise(0, range(6)),
+    )
+    solved, right, empty = score_boards(filled, puzzles)
+    assert solved.all()
+    assert (right == empty).all()
+    filled[0, int((givens[0] == 0).nonzero()[0])] %= 4
+    filled += filled == 0
+    assert score_boards(filled, puzzles)[0].tolist()[1:] == [True] * 5
+
+
+def test_training_data_are_solutions_with_a_share_given() -> None:
+    batch = BoardData(2).batch(Noise(0, range(200)))
+    assert batch.given is not None
+    assert 0.35 < batch.given.float().mean() < 0.55
+    digits = (batch.x_1 % 4 + 1).numpy()
+    assert all(is_solution(board, 2) for board in digits)
+    assert ((batch.x_1 >= 4) == batch.given).all()
+    assert (digits == make_solutions(2, Noise(0, range(200)))).all()
+
+
+def test_every_method_trains() -> None:
+    weights = {}
+    for method in METHODS:
+        network = train_method(method, TINY, seed=0, parent=weights.get(method.start))
+        weights[method.name] = network.state_dict()
+        assert all(torch.isfinite(value).all() for value in weights[method.name].values())
+    assert (weights["rk2"]["step.weight"] != 0).any()  # it knows its step size
+    assert (weights["path-only"]["step.weight"] == 0).all()
+    assert (weights["crf"]["joint.right"] != 0).any()
+
+
+def test_there_are_puzzles_of_every_difficulty_that_a_board_has() -> None:
+    found = make_puzzles(2, 3, seed=0)
+    assert "easy" in found
+    assert all(len(puzzles) == 3 for puzzles in found.values())
+    assert all(p.difficulty == name for name, puzzles in found.items() for p in puzzles)
+
+
+def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
+    numbers = run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
+    assert {path.name for path in tmp_path.glob("*.*")} >= {"sudoku.md", "sudoku.json", "sudoku.png", "board.png"}
+    written = (tmp_path / "sudoku.md").read_text()
+    assert "mask, confident" in written
+    assert [method.name for method in numbers.methods] == ["dfm", "mask", "rk2"]  # rk2 starts from dfm
+    found = numbers.at("dfm", "exact", 4, difficulty="easy", what="cells")
+    assert 0 < found.value < 1
+    record = json.loads((tmp_path / "sudoku.json").read_text())
+    assert record["numbers"]["dfm/exact/4/easy/cells"]["value"] == found.value
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
+    run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()} == before
+    filled = solve_board(tmp_path, "1... .... .... ...2", steps=2)
+    assert filled[0] == "1"
+    assert filled[-1] == "2"
+    assert len(filled.split()) == 4
+    with pytest.raises(ValueError, match="allowed are dfm, mask"):
+        run_sudoku(tmp_path, methods=("magic",), setting=TINY)
+    with pytest.raises(ValueError, match="holds no study"):
+        solve_board(tmp_path / "nowhere", "." * 16)
