@@ -2,8 +2,8 @@
 
     python examples/own_loop.py
 
-A network of 60,000 weights learns lines such as "cat on mat." letter by letter, in which the first word decides the last
-one, and writes them in 1, 2, 4 and 16 calls.
+A network of 60,000 weights learns lines such as "cat on mat." letter by letter, in which the first word decides the
+last one, and writes them in 1, 2, 4 and 16 calls.
 """
 
 import copy

@@ -10,7 +10,7 @@ from fsdfm.checkpoint import Checkpoint
 from fsdfm.data import Tokenizer
 from fsdfm.flow import MaskSource, MixturePath, MixtureSource, PolynomialSchedule, Schedule, Source, UniformSource
 from fsdfm.measure.judges import save_causal
-from fsdfm.model import CausalConfig, CausalModel, DiT, ModelConfig
+from fsdfm.model import CausalConfig, CausalModel, CRFConfig, DiT, JointConfig, ModelConfig
 
 BYTES = Tokenizer.bytes()
 SOURCES: dict[str, Source] = {
@@ -27,6 +27,7 @@ def random_bundle(
     bos_id: int | None = None,
     budgets: tuple[int, ...] | None = None,
     transition_rank: int = 0,
+    posterior: JointConfig | None = None,
 ) -> Checkpoint:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
     path = MixturePath(SOURCES[source])
@@ -38,7 +39,7 @@ def random_bundle(
         cond_width=16,
         conditioning="time" if budgets is None else "step",
         next_token=bos_id is not None,
-        transition_rank=transition_rank,
+        posterior=CRFConfig(rank=transition_rank) if transition_rank else posterior,
     )
     model = DiT(config).eval()
     generator = torch.Generator().manual_seed(5)

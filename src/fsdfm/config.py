@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
 from fsdfm.generate import SamplerConfig
 from fsdfm.learn import OBJECTIVES, PathConfig
@@ -102,6 +103,8 @@ class ModelSection:
     cond_width: int | None = None
     style: Literal["paper", "llama"] | None = None
     dropout: float | None = None
+    open_steps: int | None = None  # of training, until the attention of an imported model is open; None: at once
+    add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import NetworkConfig, build_network
 
 __all__ = ["Memory", "Workload", "estimate_flops", "estimate_memory", "tokens_per_second"]
 
@@ -30,7 +30,7 @@ _CHUNK = 256  # rows of logits that live at a time
 class Workload:
     """The numbers of a training run that decide what it needs."""
 
-    model: ModelConfig
+    model: NetworkConfig
     length: int
     batch_size: int
     accumulate: int = 1
@@ -70,10 +70,10 @@ class Memory:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
-def _parameters(config: ModelConfig) -> tuple[int, int]:
+def _parameters(config: NetworkConfig) -> tuple[int, int]:
     """Parameters of a block, and of all that is not a block."""
     with torch.device("meta"):
-        model = DiT(config)
+        model = build_network(config)
     block = sum(p.numel() for p in model.blocks[0].parameters())
     return block, sum(p.numel() for p in model.parameters()) - block * config.num_blocks
 
@@ -144,6 +144,7 @@ def estimate_flops(work: Workload) -> float:
     model = work.model
     block, _ = _parameters(model)
     modulation = 6 * model.width * (model.cond_width + 1)  # acts once a row, not once a token
+    modulation *= model.conditioning != "none"
     trunk = model.num_blocks * (2.0 * (block - modulation) + 4 * work.length * model.width)
     head = 2.0 * model.width * model.vocab_size
     return 3 * (trunk + head) + work.teacher_share * (work.stages * trunk + head)

@@ -19,7 +19,7 @@ from fsdfm.checkpoint import ReleasedConfig, load_model, open_released, preset_s
 from fsdfm.cli import app, main
 from fsdfm.flow import MaskSource, PolynomialSchedule, UniformSource
 from fsdfm.model import DiT, ModelConfig
-from fsdfm.run import import_weights, train
+from fsdfm.run import import_released, train
 from released_files import Released, inputs
 
 GOLDEN = Path(os.environ.get("FSDFM_GOLDEN", Path(__file__).parents[3] / "shared" / "golden"))
@@ -70,7 +70,7 @@ def test_the_golden_files_logits(name: str, tmp_path: Path) -> None:
     stem = GOLDEN / f"companion_{name}_tiny"
     vectors = torch.load(stem.with_suffix(".vectors.pt"), weights_only=True)
     file, settings = stem.with_suffix(".pth"), stem.with_suffix(".json")
-    import_weights(file, tmp_path / "model", config=settings, tokenizer="bytes")
+    import_released(file, tmp_path / "model", config=settings, tokenizer="bytes")
     bundle = load_model(tmp_path / "model")
     assert bundle.length == 48
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_a_released_dfm_becomes_step_aware_without_a_change(tmp_path: Path) -> N
 @pytest.mark.parametrize("released", [FEWSTEP, DFM], ids=["few-step", "dfm"])
 @pytest.mark.parametrize("kind", ["fewstep", "path"])
 def test_released_weights_are_trained_further(released: Released, kind: str, tmp_path: Path) -> None:
-    import_weights(released.save(tmp_path / "released.pth"), tmp_path / "parent", tokenizer="bytes")
+    import_released(released.save(tmp_path / "released.pth"), tmp_path / "parent", tokenizer="bytes")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 99)
     recipe = tmp_path / "child.toml"
     recipe.write_text(
@@ -129,7 +129,7 @@ def test_released_weights_are_trained_further(released: Released, kind: str, tmp
         out = "{tmp_path / "child"}"
         data = {{ inputs = ["{tmp_path / "text.txt"}"], length = 16 }}
         model = {{ parent = "{tmp_path / "parent"}" }}
-        objective = {{ kind = "{kind}", teacher = "rk2" }}
+        objective = {{ kind = "{kind}"{', teacher = { tableau = "rk2" }' if kind == "fewstep" else ""} }}
         train = {{ steps = 2, batch_size = 4 }}
         runtime = {{ device = "cpu", threads = 1 }}
         """
@@ -204,7 +204,7 @@ def test_settings_that_disagree_with_the_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step_aware is True in the file and False"):
         open_released(file, ReleasedConfig(step_aware=False))
     with pytest.raises(ValueError, match="the settings come from one"):
-        import_weights(file, tmp_path / "model", preset="1.3b", config="settings.json")
+        import_released(file, tmp_path / "model", preset="1.3b", config="settings.json")
 
 
 def test_heads_need_the_rotary_buffer_or_settings(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_heads_need_the_rotary_buffer_or_settings(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_tokenizer_is_gpt2s_unless_another_is_named(tmp_path: Path) -> None:
     file = Released(vocab_size=50257, width=8, num_heads=2, num_blocks=1).save(tmp_path / "released.pth")
-    import_weights(file, tmp_path / "model")
+    import_released(file, tmp_path / "model")
     bundle = load_model(tmp_path / "model")
     assert bundle.tokenizer.encode("Hello world") == [15496, 995]
     assert bundle.path.source == UniformSource(50257)
@@ -228,15 +228,15 @@ def test_the_tokenizer_is_gpt2s_unless_another_is_named(tmp_path: Path) -> None:
 def test_one_more_token_than_the_tokenizer_is_the_mask(tmp_path: Path) -> None:
     masked = Released(vocab_size=258)
     file = masked.save(tmp_path / "released.pth")
-    assert import_weights(file, tmp_path / "mask", tokenizer="bytes").path.source == MaskSource(258)
+    assert import_released(file, tmp_path / "mask", tokenizer="bytes").path.source == MaskSource(258)
     for stated in (257, 258):  # with and without the mask
         (tmp_path / "s.json").write_text(json.dumps({"vocab_size": stated, "source": "mask"}))
-        import_weights(file, tmp_path / f"mask-{stated}", config=tmp_path / "s.json", tokenizer="bytes")
+        import_released(file, tmp_path / f"mask-{stated}", config=tmp_path / "s.json", tokenizer="bytes")
         assert load_model(tmp_path / f"mask-{stated}").path.source == MaskSource(258)
     file = Released(vocab_size=300).save(tmp_path / "large.pth")
     with pytest.raises(ValueError, match="has 300 tokens and the tokenizer only 257"):
-        import_weights(file, tmp_path / "large", tokenizer="bytes")
-    import_weights(Released(vocab_size=200).save(tmp_path / "small.pth"), tmp_path / "small", tokenizer="bytes")
+        import_released(file, tmp_path / "large", tokenizer="bytes")
+    import_released(Released(vocab_size=200).save(tmp_path / "small.pth"), tmp_path / "small", tokenizer="bytes")
 
 
 # --- what a file may not hold -----------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def test_what_is_wrong_is_said(name: str, value: object, words: str, tmp_path: P
 
 def test_weights_too_large_for_half_precision_are_refused(tmp_path: Path) -> None:
     file = with_tensor("blocks.0.qw.weight", torch.full((24, 24), 1e5), tmp_path / "large.pth")
-    import_weights(file, tmp_path / "whole", tokenizer="bytes")
+    import_released(file, tmp_path / "whole", tokenizer="bytes")
     with pytest.raises(ValueError, match="not finite as torch.float16"):
-        import_weights(file, tmp_path / "half", tokenizer="bytes", half=True)
+        import_released(file, tmp_path / "half", tokenizer="bytes", half=True)
     assert not list(tmp_path.glob("half*"))
 
 
@@ -316,11 +316,11 @@ def test_on_the_command_line_a_bad_file_is_one_sentence_and_exit_code_2(
 
 MEASURE = """
 import resource, sys
-from fsdfm.run import import_weights
+from fsdfm.run import import_released
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-import_weights(sys.argv[1], sys.argv[2], tokenizer="bytes")
+import_released(sys.argv[1], sys.argv[2], tokenizer="bytes")
 before = peak()
-import_weights(sys.argv[3], sys.argv[4], tokenizer="bytes")
+import_released(sys.argv[3], sys.argv[4], tokenizer="bytes")
 print(peak() - before)
 """
 
@@ -340,7 +340,7 @@ def test_memory_is_that_of_one_tensor_and_not_of_the_file(tmp_path: Path) -> Non
 
 
 def test_the_file_is_what_safetensors_writes(tmp_path: Path) -> None:
-    import_weights(FEWSTEP.save(tmp_path / "released.pth"), tmp_path / "model", tokenizer="bytes")
+    import_released(FEWSTEP.save(tmp_path / "released.pth"), tmp_path / "model", tokenizer="bytes")
     state = load(tmp_path / "released.pth").state_dict()
     save_file(state, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()

@@ -70,7 +70,7 @@ def test_one_file_is_one_document_byte_for_byte(tmp_path: Path) -> None:
 def test_a_text_file_is_split_at_the_marker_that_everybody_writes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Once.\n<|endoftext|>\nTwice.\n<|endoftext|>\n")
     assert read(open_documents(tmp_path / "a.txt")) == ["Once.", "Twice.", ""]
-    assert DataConfig().separator == evaluation.Request.separator == options.SEPARATOR == SEPARATOR
+    assert DataConfig().separator == evaluation.EvaluationRequest.separator == options.SEPARATOR == SEPARATOR
 
 
 @settings(max_examples=150, deadline=None)

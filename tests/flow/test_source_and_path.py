@@ -17,7 +17,11 @@ from fsdfm.flow.exact import all_states, generator
 from fsdfm.noise import Noise
 
 
-@pytest.mark.parametrize("source", [UniformSource(5), MaskSource(5), MixtureSource(5, 0.3)], ids=str)
+@pytest.mark.parametrize(
+    "source",
+    [UniformSource(5), MaskSource(5), MixtureSource(5, 0.3), MaskSource(5, 2), MixtureSource(5, 0.3, 2)],
+    ids=str,
+)
 def test_samples_follow_the_stated_probabilities(source):
     x_0 = source.sample(Noise(0, range(64)), 1000)
     shares = torch.bincount(x_0.flatten(), minlength=5) / x_0.numel()
@@ -29,6 +33,7 @@ def test_samples_follow_the_stated_probabilities(source):
 def test_only_masked_positions_move_under_the_mask_source():
     x_t = torch.tensor([[0, 4, 2, 4]])
     assert MaskSource(5).movable(x_t).tolist() == [[False, True, False, True]]
+    assert torch.equal(MaskSource(5, 1).movable(x_t), x_t == 1)
     assert bool(UniformSource(5).movable(x_t).all())
     assert bool(MixtureSource(5).movable(x_t).all())
 
@@ -38,6 +43,7 @@ def test_only_masked_positions_move_under_the_mask_source():
     [
         lambda: UniformSource(0),
         lambda: MaskSource(1),
+        lambda: MaskSource(5, 5),
         lambda: MixtureSource(1),
         lambda: MixtureSource(5, 1.0),
         lambda: MixtureSource(5, 0.0),

@@ -5,7 +5,7 @@ from networks import MixerNet
 
 from fsdfm.flow import Chain, MaskSource, MixturePath, UniformSource
 from fsdfm.learn import CrossEntropy, FewStepObjective, PathObjective
-from fsdfm.model.dit import ModelConfig, TransitionTables
+from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 
 
 class ChainNet(MixerNet):
@@ -14,7 +14,7 @@ class ChainNet(MixerNet):
     def __init__(self, vocab):
         super().__init__(vocab)
         generator = torch.Generator().manual_seed(9)
-        self.joint = TransitionTables(ModelConfig(vocab_size=vocab, transition_rank=3))
+        self.joint = TransitionTables(ModelConfig(vocab_size=vocab), CRFConfig(rank=3))
         self.joint.left, self.joint.right = (
             torch.nn.Parameter(torch.randn(vocab, 3, generator=generator) * 0.5) for _ in range(2)
         )

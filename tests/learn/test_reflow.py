@@ -4,8 +4,7 @@ from networks import MixerNet
 
 from fsdfm.flow import Filter, Grid, MixturePath, UniformSource
 from fsdfm.learn.reflow import DRAWS, Reflow, couple
-from fsdfm.model import ModelConfig
-from fsdfm.model.dit import TransitionTables
+from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 
 
 class Memory:
@@ -46,7 +45,7 @@ def test_the_first_token_is_given():
 
 def test_tied_draws_are_not_for_joint_posteriors():
     model = MixerNet(9)
-    model.joint = TransitionTables(ModelConfig(vocab_size=9, transition_rank=1))
+    model.joint = TransitionTables(ModelConfig(vocab_size=9), CRFConfig(rank=1))
     model.joint.initialise(0)
     with pytest.raises(ValueError, match="use free draws, or a parent with independent positions"):
         Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4), draws=DRAWS["tied"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 from fsdfm.measure import statistics
@@ -18,6 +19,7 @@ from fsdfm.measure.statistics import (
     gap_closed,
     jackknife,
     sequence_perplexity,
+    student_mean,
     token_perplexity,
 )
 
@@ -103,3 +105,20 @@ def test_the_jackknife_of_distinct_n_covers_fresh_sets() -> None:
 def test_an_interval_reads_as_one() -> None:
     assert f"{Interval(1.0, 0.5, 2.0):.2f}" == "1.00 [0.50, 2.00]"
     assert Interval(0.0, -1.0, 1.0).map(math.exp) == Interval(1.0, math.exp(-1), math.e)
+
+
+def test_intervals_of_a_few_values_are_students():
+    values = [0.3, 0.1, 0.4, 0.15, 0.9]
+    low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=sum(values) / 5, scale=scipy.stats.sem(values))
+    found = student_mean(values)
+    assert (found.value, found.low, found.high) == pytest.approx((0.37, low, high), abs=1e-3)
+    assert student_mean([1.0, 3.0]).high - 2 == pytest.approx(12.706)  # stdev sqrt 2 over sqrt 2, one degree of freedom
+    assert student_mean([0.0] * 40).high == 0
+
+
+def test_one_value_has_no_interval_and_shows_none():
+    one = student_mean([0.5])
+    assert one.value == 0.5
+    assert math.isnan(one.low)
+    assert f"{one:.2f}" == "0.50"
+    assert math.isnan(student_mean([]).value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdfm.model import PRESETS, Conditioning, DiT, ModelConfig
+from fsdfm.model import PRESETS, Conditioning, CRFConfig, DiT, ModelConfig
 
 SMALL = ModelConfig(vocab_size=37, width=32, num_blocks=3, num_heads=4, cond_width=16)
 LLAMA = replace(SMALL, style="llama", num_kv_heads=2, mlp_width=40)
@@ -274,5 +274,5 @@ def test_a_linked_child_has_its_parents_logits_and_the_tables() -> None:
     fresh = DiT(ModelConfig.from_dict({**child.config.to_dict()}))
     assert fresh.joint is not None
     assert not bool((fresh.joint.left @ fresh.joint.right.T).any())  # no transitions yet
-    with pytest.raises(ValueError, match="transition_rank is -1"):
-        ModelConfig(transition_rank=-1)
+    with pytest.raises(ValueError, match="rank is -1"):
+        CRFConfig(rank=-1)

@@ -1,6 +1,6 @@
 """Checkpoints: one folder that says all about itself (`folder`), those that ship (`embedded`), other people's weights.
 
-`llama2c` reads llama2.c's autoregressive checkpoints, `released` the paper's.
+`llama2c` reads llama2.c's autoregressive checkpoints, `released` the paper's, `huggingface` folders of many others.
 """
 
 from fsdfm.checkpoint.folder import (
@@ -17,6 +17,7 @@ from fsdfm.checkpoint.folder import (
     make_source,
     newest,
     recover,
+    require_finite,
     save_checkpoint,
     save_model,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "read_settings",
     "read_vocabulary",
     "recover",
+    "require_finite",
     "save_checkpoint",
     "save_model",
     "select_tokens",

@@ -32,7 +32,16 @@ from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.data import Tokenizer
 from fsdfm.files import file_sha256, sync
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import (
+    Network,
+    NetworkConfig,
+    Transformer,
+    architecture_of,
+    find_architecture,
+    to_bfloat16,
+    to_int8,
+)
+from fsdfm.model.filling import Precision, fill_network
 from fsdfm.runtime import ALONE, Processes, commit, is_sharded, load_shards, placed, save_shards, versions
 
 __all__ = [
@@ -48,6 +57,7 @@ __all__ = [
     "make_source",
     "newest",
     "recover",
+    "require_finite",
     "save_checkpoint",
     "save_model",
 ]
@@ -96,7 +106,7 @@ SCHEDULES: dict[str, type[flow.Schedule]] = {
 
 def make_source(spec: Mapping[str, Any]) -> flow.Source:
     """The source that a mapping describes: `{"name": "mixture", "vocab_size": 257, "mask_share": 0.5}`."""
-    options = {key: value for key, value in spec.items() if key not in ("name", "mask_token")}
+    options = {key: value for key, value in spec.items() if key != "name" and (key, value) != ("mask_token", None)}
     source: flow.Source = _pick(SOURCES, "source", spec)(**options)
     return source
 
@@ -132,7 +142,7 @@ class Checkpoint:
     loaded    what loading did, in one sentence
     """
 
-    model: DiT
+    model: Network
     path: flow.MixturePath
     tokenizer: Tokenizer
     length: int
@@ -260,6 +270,7 @@ def describe_model(bundle: Checkpoint, dtype: torch.dtype = torch.float32) -> di
     return {
         "format": "fsdfm",
         "format_version": FORMAT_VERSION,
+        "architecture": architecture_of(bundle.model.config),
         "model": bundle.model.config.to_dict(),
         "num_parameters": sum(p.numel() for p in bundle.model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
@@ -354,12 +365,18 @@ def _card(config: Mapping[str, Any]) -> str:
 
 
 def load_model(
-    folder: str | Path | None, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    folder: str | Path | None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
 ) -> Checkpoint:
     """The model in a folder, ready for use: every tensor checked, none missing, none left over.
 
-    `folder` is a checkpoint; a run, whose newest whole checkpoint is taken; or the name of an embedded model; None: the
-    best embedded one.
+    folder      a checkpoint; a run, whose newest whole checkpoint is taken; or the name of an embedded model; None: the
+                best embedded one
+    precision   bfloat16 and int8, on a CPU, hold the products' weights so; a plain transformer is filled part by part
+                and never stands in memory as float32
     """
     place, problems = _resolve(find_model(folder))
     if (problem := damage(place, (_WEIGHTS, _TOKENIZER))) is not None:
@@ -371,18 +388,49 @@ def load_model(
             f"{place} cannot be used: its {_CONFIG} or {_TOKENIZER} is not what fsdfm writes ({error!r:.200}); "
             "get it again"
         ) from error
+    if precision != "float32" and isinstance(bundle.model, Transformer):
+        fill_network(bundle.model, tensors, precision)
+        return bundle
     bundle.model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
+    if precision != "float32":
+        require_finite(bundle.model)
+        (to_int8 if precision == "int8" else to_bfloat16)(bundle.model)
     return bundle
 
 
-def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tensor]]:
+def require_finite(model: Network) -> None:
+    """Raise if a weight is NaN or infinite: the model could only write nonsense."""
+    for name, value in model.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")
+
+
+class _StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint, each read and checked when it is asked for."""
+
+    def __init__(self, place: Path, stored: Mapping[str, str], shapes: Mapping[str, torch.Size]):
+        self._place, self._stored, self._shapes = place, stored, shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        with _open_tensors(self._place / _WEIGHTS) as file:
+            return _take(self._place, file, self._stored[name], self._shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Tensor]]:
     """What a checkpoint holds, its model still without weights, and the weights."""
     config = _read_config(place)
     tokenizer = Tokenizer.load(place / _TOKENIZER)
     if tokenizer.hash != config["tokenizer"]:
         raise ValueError(f"{place / _TOKENIZER} is not the tokenizer that {_CONFIG} names; get the checkpoint again")
     path = flow.MixturePath(make_source(config["source"]), make_schedule(config["schedule"]))
-    network = ModelConfig.from_dict({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
+    architecture = find_architecture(config.get("architecture", "dit"))
+    network = architecture.read({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
     _check_numbers(place, config, network, path)
     with _open_tensors(place / _WEIGHTS) as file:
         stored = {_present_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -390,12 +438,12 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, dict[str, Tenso
         if network.num_blocks > len(names):  # before a million empty blocks are built
             raise ValueError(f"{place / _WEIGHTS} has {len(names)} tensors, too few for {network.num_blocks} blocks")
         with torch.device("meta"):
-            model = DiT(network)
+            model = architecture.build(network)
         expected = {name: value.shape for name, value in model.state_dict().items()}
         _check_names(place, set(expected), names)
-        tensors = {name: _take(place, file, stored[name], expected[name]) for name in expected}
+    tensors = _StoredTensors(place, stored, expected)
     known = {"format", "format_version", "model", "num_parameters", "dtype", "source", "schedule", "length", "budgets"}
-    known |= {"bos_id", "tokenizer"}
+    known |= {"architecture", "bos_id", "tokenizer"}
     bundle = Checkpoint(
         model=model.eval(),
         path=path,
@@ -570,7 +618,7 @@ def _check_names(place: Path, expected: set[str], found: set[str]) -> None:
         )
 
 
-def _check_numbers(place: Path, config: Mapping[str, Any], network: ModelConfig, path: flow.MixturePath) -> None:
+def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, path: flow.MixturePath) -> None:
     """Raise where the numbers of a config.json could not have been written by `save_model`."""
     budgets, first = config["budgets"], config["bos_id"]
     fits = {

@@ -95,6 +95,7 @@ def evaluate(
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
     given = dict(locals())
+    import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.measure.evaluation import EvaluationRequest, count, run_evaluation
     from fsdfm.show.quality.terminal import print_tables
 

@@ -50,12 +50,12 @@ def import_weights(
     source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
     out: OutOption,
     format: Annotated[
-        str, typer.Option(help="auto (what is in it tells), llama2c or fs-dfm (the paper's .pth).")
+        str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
     tokenizer: Annotated[
         str | None, typer.Option(help="llama2c: its tokenizer.bin, else behind the weights. fs-dfm: gpt2, or a path.")
     ] = None,
-    half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+    half: Annotated[bool, typer.Option(help="Store the weights as float16; huggingface: as bfloat16.")] = False,
     texts: Annotated[
         list[str] | None, typer.Option(help="llama2c: keep only the tokens that these inputs use.")
     ] = None,
@@ -67,14 +67,38 @@ def import_weights(
     config: Annotated[
         Path | None, typer.Option(help="fs-dfm: or a JSON file with the settings; else shapes tell.")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="fs-dfm: ema, raw or teacher; ema where there are any.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="fs-dfm, peer: ema, raw or teacher; ema where there are any.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="peer: mdlm, duo, sedd-absorb, sdtt or hdlm-epsilon, where files do not say.")
+    ] = None,
+    flow_source: Annotated[
+        str | None, typer.Option(help="huggingface, autoregressive: uniform (unless said), mask or mixture.")
+    ] = None,
+    shift: Annotated[bool, typer.Option(help="huggingface, autoregressive: keep the next-token shift.")] = True,
+    length: Annotated[
+        int | None, typer.Option(help="huggingface: tokens per block; 1024, or what the model knows.", min=1)
+    ] = None,
 ) -> None:
     """Make a checkpoint of other people's weights, to generate, evaluate and train with; runs nothing in them."""
     given = dict(locals())
     from fsdfm.run import ImportConfig
     from fsdfm.run import import_weights as run_import
 
-    names = ("tokenizer", "half", "separator", "min_count", "preset", "config", "weights")
+    names = (
+        "tokenizer",
+        "half",
+        "separator",
+        "min_count",
+        "preset",
+        "config",
+        "weights",
+        "flow_source",
+        "shift",
+        "length",
+        "system",
+    )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config

@@ -141,6 +141,7 @@ def repair(
 
 def _begin(shared: Shared) -> tuple[Output, LanguageModel]:
     """Everything that can be wrong before the model is read, then the model."""
+    import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.generate import SamplerConfig, load
 
     SamplerConfig(**shared.options())

@@ -1,7 +1,8 @@
 """Small worlds, solved by enumeration: the true posterior, the generator, and the law of a sampler.
 
 For a known distribution over V^L sequences (up to a few thousand) everything the method approximates can be computed:
-p_t, the posterior p_{1|t}, the generator u_t, and the law a sampler ends in. Tests and `fsdfm truth` stand on this.
+p_t, the posterior p_{1|t}, the generator u_t, and the law a sampler ends in. Tests and `fsdfm study truth`
+stand on this.
 States are numbered in row-major order: state n is row n of `all_states`.
 """
 

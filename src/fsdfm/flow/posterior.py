@@ -157,7 +157,7 @@ class Independent(Posterior):
         for part, tile, own in self.tiles(torch.arange(len(tokens), device=x_1.device)):
             logits = _precise(tile if own is None else tile[own])
             if self.forbidden is not None:
-                logits = _without(logits, self.forbidden)
+                logits = without_token(logits, self.forbidden)
             found.append(torch.log_softmax(logits, -1).gather(-1, tokens[part, None])[:, 0])
         log_p = torch.cat(found).view_as(x_1)
         if self.held is not None:
@@ -201,7 +201,8 @@ def _precise(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _without(logits: Tensor, token: int) -> Tensor:
+def without_token(logits: Tensor, token: int) -> Tensor:
+    """Logits [..., V] under which a token is never drawn."""
     column = torch.arange(logits.shape[-1], device=logits.device) == token
     return logits.masked_fill(column, -torch.inf)
 

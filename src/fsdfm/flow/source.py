@@ -17,7 +17,7 @@ __all__ = ["MaskSource", "MixtureSource", "Source", "UniformSource"]
 
 
 class Source(ABC):
-    """The law of x_0. `vocab_size` counts the mask token where there is one; it is then the last token."""
+    """The law of x_0. `vocab_size` counts the mask token where there is one: the last, unless another is named."""
 
     vocab_size: int
     mask_token: int | None
@@ -54,6 +54,14 @@ def _check_vocab(vocab_size: int, *, smallest: int) -> int:
     return vocab_size
 
 
+def _check_mask(mask_token: int | None, vocab_size: int) -> int:
+    if mask_token is None:
+        return vocab_size - 1
+    if not isinstance(mask_token, int) or isinstance(mask_token, bool) or not 0 <= mask_token < vocab_size:
+        raise ValueError(f"mask_token is {mask_token!r}; allowed are the tokens 0 .. {vocab_size - 1}")
+    return mask_token
+
+
 class UniformSource(Source):
     """x_0 uniform over the vocabulary: every position starts as a random real token (the paper's choice)."""
 
@@ -71,25 +79,27 @@ class UniformSource(Source):
 
 
 class MaskSource(Source):
-    """x_0 all [MASK]: the last of `vocab_size` tokens, never emitted and, once left, never entered again."""
+    """x_0 all [MASK]: one of `vocab_size` tokens, never emitted and, once left, never entered again."""
 
-    def __init__(self, vocab_size: int):
+    mask_token: int
+
+    def __init__(self, vocab_size: int, mask_token: int | None = None):
         self.vocab_size = _check_vocab(vocab_size, smallest=2)
-        self.mask_token = vocab_size - 1
+        self.mask_token = _check_mask(mask_token, vocab_size)
 
     def sample(self, noise: Noise, length: int, *, step: int = 0) -> Tensor:
         """All mask."""
-        return torch.full((len(noise), length), self.vocab_size - 1, device=noise.samples.device)
+        return torch.full((len(noise), length), self.mask_token, device=noise.samples.device)
 
     def probabilities(self) -> Tensor:
         """The delta at the mask token."""
         p = torch.zeros(self.vocab_size, dtype=torch.float64)
-        p[-1] = 1
+        p[self.mask_token] = 1
         return p
 
     def movable(self, x_t: Tensor) -> Tensor:
         """The positions that are still masked."""
-        return x_t.eq(self.vocab_size - 1)
+        return x_t.eq(self.mask_token)
 
 
 class MixtureSource(Source):
@@ -99,22 +109,24 @@ class MixtureSource(Source):
     token revisable.
     """
 
-    def __init__(self, vocab_size: int, mask_share: float = 0.5):
+    mask_token: int
+
+    def __init__(self, vocab_size: int, mask_share: float = 0.5, mask_token: int | None = None):
         if not 0 < mask_share < 1:
             raise ValueError(f"mask_share is {mask_share}; allowed are 0 < share < 1, the ends are the pure sources")
         self.vocab_size = _check_vocab(vocab_size, smallest=2)
-        self.mask_token = vocab_size - 1
+        self.mask_token = _check_mask(mask_token, vocab_size)
         self.mask_share = float(mask_share)
 
     def sample(self, noise: Noise, length: int, *, step: int = 0) -> Tensor:
         """Masks and uniform tokens."""
         tokens = noise.integers(Purpose.SOURCE, length, self.vocab_size - 1, step=step)
         masked = noise.uniform(Purpose.SOURCE_KIND, length, step) < self.mask_share
-        return torch.where(masked, self.vocab_size - 1, tokens)
+        return torch.where(masked, self.mask_token, tokens + (tokens >= self.mask_token))
 
     def probabilities(self) -> Tensor:
         """mask_share at the mask token, the rest spread evenly."""
         real = self.vocab_size - 1
         p = torch.full((self.vocab_size,), (1 - self.mask_share) / real, dtype=torch.float64)
-        p[-1] = self.mask_share
+        p[self.mask_token] = self.mask_share
         return p

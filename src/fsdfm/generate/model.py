@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
 
-from fsdfm.checkpoint import Checkpoint, load_model
+from fsdfm.checkpoint import Checkpoint, load_model, require_finite
 from fsdfm.generate.config import SamplerConfig, SamplerOptions
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.generate.run import GenerationRun
-from fsdfm.model import to_bfloat16, to_int8
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig
 
@@ -48,12 +47,11 @@ def load(
     if precision == "int8":
         config = replace(config, device="cpu")
     runtime = Runtime(config)
-    rounded = {"int8": to_int8, "bfloat16": to_bfloat16}.get(precision) if runtime.device.type == "cpu" else None
-    if rounded is None and precision != "int8":
+    here = runtime.device.type == "cpu" and precision in ("int8", "bfloat16")
+    if not here and precision != "int8":
         runtime = Runtime(replace(config, precision=precision))
-    lm = LanguageModel(load_model(path, device=runtime.device), runtime=runtime)
-    if rounded is not None:
-        rounded(lm.checkpoint.model)  # once its weights are known to be finite
+    rounded = cast(Literal["float32", "bfloat16", "int8"], precision if here else "float32")
+    lm = LanguageModel(load_model(path, device=runtime.device, precision=rounded), runtime=runtime)
     return lm
 
 
@@ -106,7 +104,7 @@ class LanguageModel:
     def __init__(self, checkpoint: Checkpoint, *, runtime: Runtime | None = None):
         self.checkpoint = checkpoint
         self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
-        _require_finite(checkpoint)
+        require_finite(checkpoint.model)
         self.network = BatchInvariant(checkpoint.model, self.runtime)
         self.encoder = PromptEncoder(
             checkpoint.tokenizer,
@@ -271,10 +269,3 @@ def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:
         by_length.setdefault(len(request.tokens), []).append(index)
     for same in by_length.values():
         yield from (same[start : start + _GROUP] for start in range(0, len(same), _GROUP))
-
-
-def _require_finite(checkpoint: Checkpoint) -> None:
-    """Raise if a weight is NaN or infinite: the model could only write nonsense."""
-    for name, value in checkpoint.model.named_parameters():
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"the weights {name} hold NaN or infinity; the checkpoint is spoilt: take an earlier one")

@@ -10,8 +10,9 @@ from torch import Tensor
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import POLICIES, MixturePath, StepSizeWeights, dyadic_step_sizes
 from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
+from fsdfm.flow.posterior import without_token
 from fsdfm.learn.likelihood import is_joint
-from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, soft_cross_entropy, without_token
+from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, soft_cross_entropy
 from fsdfm.learn.objective import TEACHERS, Outcome, SectionConfig, Target, Teacher, TrainableDenoiser
 from fsdfm.learn.path import (
     GeneralisedKL,

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fsdfm.learn.objective import TrainableDenoiser
 
-__all__ = ["CHUNK", "ChunkLoss", "chunked_loss", "log_probs_at", "soft_cross_entropy", "without_token"]
+__all__ = ["CHUNK", "ChunkLoss", "chunked_feature_loss", "chunked_loss", "log_probs_at", "soft_cross_entropy"]
 
 CHUNK = 256  # rows of logits that live at a time
 
 ChunkLoss = Callable[[Tensor, slice], Tensor]
-"""Logits of some rows [n, V], float32, and which rows they are -> the loss of each row [n]."""
+"""Logits of some rows [n, V], float32, or their features, and which rows they are -> the loss of each row [n]."""
 
 
 def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,14 +74,13 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """sum over rows of weight * loss(head(features)), with its gradient taken in the forward pass."""
+    """sum over rows of weight * loss(features), with its gradient taken in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
         features: Tensor,
         weight: Tensor,
-        model: TrainableDenoiser,
         losses: ChunkLoss,
         chunk: int,
         *parameters: Tensor,
@@ -96,7 +95,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 continue
             with torch.enable_grad():
                 inputs = features[rows].detach().requires_grad_()
-                loss = losses(model.logits_at(inputs).float(), rows)
+                loss = losses(inputs, rows)
                 weighted = (weight[rows] * loss).sum()
             grads = torch.autograd.grad(weighted, [inputs, *parameters], allow_unused=True)
             d_features[rows] = grads[0]
@@ -112,14 +111,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_features, *d_parameters = ctx.saved_tensors
-        return (d_features * d_total, None, None, None, None, *[d * d_total for d in d_parameters])
-
-
-def without_token(logits: Tensor, token: int) -> Tensor:
-    """Logits [n, V] under which a token is never drawn."""
-    column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    column[token] = True
-    return logits.masked_fill(column, -torch.inf)
+        return (d_features * d_total, None, None, None, *[d * d_total for d in d_parameters])
 
 
 def chunked_loss(
@@ -137,12 +129,25 @@ def chunked_loss(
                  and benchmarks
     parameters   what the losses depend on beside the head
     """
+
+    def of_features(some: Tensor, rows: slice) -> Tensor:
+        return losses(model.logits_at(some).float(), rows)
+
+    return chunked_feature_loss(
+        features, weight, losses=of_features, chunk=chunk, parameters=[*model.head.parameters(), *parameters]
+    )
+
+
+def chunked_feature_loss(
+    features: Tensor, weight: Tensor, *, losses: ChunkLoss, chunk: int | None, parameters: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The same where `losses` takes the features themselves; `parameters` is all that they depend on besides."""
     if chunk is None:
-        per_row = losses(model.logits_at(features).float(), slice(None))
+        per_row = losses(features, slice(None))
         return (weight * per_row).sum(), per_row.detach()
     if not torch.is_grad_enabled():
         parts = [slice(start, start + chunk) for start in range(0, len(features), chunk)]
-        per_row = torch.cat([losses(model.logits_at(features[rows]).float(), rows) for rows in parts])
+        per_row = torch.cat([losses(features[rows], rows) for rows in parts])
         return (weight * per_row).sum(), per_row
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(features, weight, model, losses, chunk, *model.head.parameters(), *parameters)
+    return apply(features, weight, losses, chunk, *parameters)

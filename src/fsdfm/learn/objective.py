@@ -46,7 +46,7 @@ class TrainableDenoiser(Protocol):
         """Features [B, L, C], the head's input."""
         ...
 
-    def logits_at(self, rows: Tensor) -> Tensor:
+    def logits_at(self, features: Tensor) -> Tensor:
         """The head: [N, C] -> [N, V]."""
         ...
 
@@ -78,8 +78,8 @@ class Teacher(Protocol):
         ...
 
     @property
-    def network(self) -> Literal["ema", "student"]:
-        """Who is asked: the averaged weights, or the student without dropout."""
+    def network(self) -> Literal["ema", "student", "parent"]:
+        """Who is asked: the averaged weights, the student without dropout, or the frozen parent of the run."""
         ...
 
     def target(

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, generalised_kl, low_discrepancy_turns
+from fsdfm.flow.posterior import without_token
 from fsdfm.learn.likelihood import is_joint, joint_loss
-from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, without_token
+from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
 from fsdfm.learn.objective import Outcome, TrainableDenoiser
 from fsdfm.noise import Noise, Purpose
 
@@ -216,7 +217,7 @@ def path_branch(
             raise ValueError(
                 'a model with a joint posterior is trained on its likelihood; set objective.loss to "cross-entropy"'
             )
-        return *joint_loss(model, path, features, rows, whole=chunk is None), {}
+        return *joint_loss(model, path, features, rows, t=t, h=h, whole=chunk is None), {}
     exits = torch.zeros(len(features), device=features.device)
     losses = _path_rows(path, rows, _path_scalar(path, t, h), loss=loss, exits=exits)
     total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.model.dit import DiT
+from fsdfm.model.architecture import Network
 from fsdfm.model.layers import gelu_tanh, replace_linears
 
 __all__ = ["Bfloat16Linear", "multiplies_bfloat16", "to_bfloat16"]
@@ -49,7 +49,7 @@ def multiplies_bfloat16() -> bool:
 
 
 @torch.no_grad()
-def to_bfloat16(model: DiT) -> None:
+def to_bfloat16(model: Network) -> None:
     """Replace, in place, the Linears of every block by bfloat16 ones.
 
     The model must be on a CPU (elsewhere there is autocast), and it can no longer be trained or saved.

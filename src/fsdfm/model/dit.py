@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import Chain, ChainCRF, Posterior, SplitNetwork, crf_posterior, network_posterior
+from fsdfm.flow import Posterior, SplitNetwork, network_posterior
+from fsdfm.flow.posterior import independent_posterior
+from fsdfm.flow.reading import reading_hook
+from fsdfm.model.crf_head import CRFConfig
+from fsdfm.model.joint import JointConfig, JointHead, JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
     AdaptiveBlock,
     Modulation,
     Norm,
     Rotary,
-    StackConfig,
     draw_normal,
     embedding,
     initialise,
@@ -28,13 +31,16 @@ from fsdfm.model.layers import (
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
 ConditioningName = Literal["time", "step", "fused"]
+ClockName = Literal["time", "none", "sigma"]
+ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
 SINUSOID_WIDTH = 256
 SINUSOID_BASE = 10000.0
+SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(StackConfig):
+class ModelConfig(JointStackConfig):
     """The architecture of a `DiT`; the defaults are the paper's 170M model."""
 
     vocab_size: int = 50257
@@ -43,7 +49,8 @@ class ModelConfig(StackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    transition_rank: int = 0  # of a CRF between neighbours; 0: positions are independent given x_t
+    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa at kappa = t
+    says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
     def __post_init__(self) -> None:
@@ -52,12 +59,11 @@ class ModelConfig(StackConfig):
         names = get_args(ConditioningName)
         if self.conditioning not in names:
             raise ValueError(f"conditioning is {self.conditioning!r}; allowed are {', '.join(map(repr, names))}")
-        if (
-            not isinstance(self.transition_rank, int)
-            or isinstance(self.transition_rank, bool)
-            or self.transition_rank < 0
-        ):
-            raise ValueError(f"transition_rank is {self.transition_rank!r}; allowed are whole numbers >= 0, 0 for none")
+        for name, allowed in (("clock", get_args(ClockName)), ("says", get_args(ReadingName))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, allowed))}")
+        if self.says != "posterior" and self.posterior is not None:
+            raise ValueError(f"says is {self.says!r}, but a joint head needs logits of the posterior; leave one out")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
 
@@ -168,33 +174,42 @@ def _known(h: Tensor | None) -> Tensor:
     return h
 
 
-class TransitionTables(nn.Module):
-    """The joint head of a linear-chain CRF: how well a token goes before another, s(a, b) = <left_a, right_b>.
+class Reading(JointHead):
+    """The head of a network whose outputs are no logits of p_{1|t}: it makes them so, position by position."""
 
-    It is 0 at the start, so that a child with transitions says what its parent says.
-    """
-
-    def __init__(self, config: ModelConfig):
+    def __init__(self, name: str):
         super().__init__()
-        self.left = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
-        self.right = nn.Parameter(torch.empty(config.vocab_size, config.transition_rank))
+        self.name = name
 
-    @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the left table, N(0, 1/rank); the right one is zero."""
-        draw_normal(self.left, self.left.shape[1] ** -0.5, torch.Generator().manual_seed(seed))
-        nn.init.zeros_(self.right)
+        """It has no weights."""
 
     def posterior(
         self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
-    ) -> ChainCRF:
-        """The chain whose fields are the network's logits."""
-        return crf_posterior(network, (self.left, self.right), x_t, t=t, h=h, rows=rows)
+    ) -> Posterior:
+        """The network's outputs, read."""
+        said = independent_posterior(network, x_t, t, h=h, rows=rows)
+        return said.changed(reading_hook(self.name), x_t, t=t, t_next=t + h)
 
-    def log_prob(self, logits: Tensor, x_1: Tensor, *, held: Tensor, real: Tensor) -> Tensor:
-        """log p(x_1 | x_t) of texts from their fields [B, L, V]: [B]; see `Chain.of` for what is held and real."""
-        chain = Chain.of(logits, (self.left, self.right), held=held, joined=real)
-        return chain.log_prob(x_1, scored=real)
+    def log_prob(self, network: SplitNetwork, features: Tensor, x_1: Tensor, **_: Any) -> Tensor:
+        """Asked for by objectives that train logits of p_{1|t}, which this network has not."""
+        raise ValueError(
+            f"this network says {self.name}, not p_1|t; train it with the objective that it was trained with"
+        )
+
+
+def _joint_head(config: ModelConfig) -> JointHead | None:
+    """What stands between the logits and the posterior, if anything."""
+    if config.says != "posterior":
+        return Reading(config.says)
+    return None if config.posterior is None else make_joint_head(config, config.posterior)
+
+
+def _told(clock: ClockName, t: Tensor) -> Tensor:
+    """What the network is told at time t: t, 0, or sigma = -ln(epsilon + (1 - epsilon) t) with epsilon = 1e-3."""
+    if clock == "time":
+        return t
+    return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
 
 
 class DiT(nn.Module):
@@ -222,7 +237,7 @@ class DiT(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
-        self.joint = TransitionTables(config) if config.transition_rank else None
+        self.joint = _joint_head(config)
         self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
@@ -234,18 +249,28 @@ class DiT(nn.Module):
         """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
         return network_posterior(self, x_t, t, h=h, rows=rows)
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor | None = None) -> Tensor:
+    def trunk(
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        *,
+        rows: Tensor | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
+
+        embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
         """
-        conditions = self.conditioning(t, h)
+        conditions = self.conditioning(_told(self.config.clock, t), h)
         length = x_t.shape[1]
         if rows is not None and self.config.next_token:
             rows = torch.where(rows % length > 0, rows - 1, rows)
         rotary = self._rotary(length, x_t.device)
-        x = self.embedding(x_t)
+        x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
             x = block(x, c, rotary)
         x = self.blocks[-1](x, conditions[-2], rotary, rows)
@@ -296,10 +321,29 @@ class DiT(nn.Module):
             raise ValueError(
                 f"this model has transitions of rank {self.config.transition_rank} already; train it as it is"
             )
-        child = self._grown("joint.", 0, transition_rank=left.shape[1])
+        child = self.with_posterior(CRFConfig(rank=left.shape[1]))
         assert child.joint is not None
         child.joint.load_state_dict({"left": left, "right": right})
         return child
+
+    def with_posterior(self, config: JointConfig, *, seed: int = 0) -> DiT:
+        """A child with this model's weights and a joint head, which says nothing yet."""
+        if self.config.posterior is not None:
+            raise ValueError(f"this model has the posterior {self.config.posterior} already; train it as it is")
+        return self._grown("joint.", seed, posterior=config)
+
+    @torch.no_grad()
+    def with_mask(self) -> DiT:
+        """A child with one token more, the mask: embedded as the mean of all tokens, its output 0."""
+        child = DiT(replace(self.config, vocab_size=self.config.vocab_size + 1, posterior=None))
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith("joint.")}
+        table = state["embedding.weight"]
+        state["embedding.weight"] = torch.cat([table, table.mean(0, keepdim=True)])
+        for name in ("head.weight", "head.bias"):
+            if name in state:
+                state[name] = torch.cat([state[name], torch.zeros_like(state[name][:1])])
+        child.load_state_dict(state)
+        return child.to(table).train(self.training)
 
     def _grown(self, part: str, seed: int, **changes: Any) -> DiT:
         """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""

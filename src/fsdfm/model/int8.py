@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.model.dit import DiT
+from fsdfm.model.architecture import Network
 from fsdfm.model.layers import gelu_tanh, replace_linears
+from fsdfm.model.stack import Transformer
 
 __all__ = ["Int8Linear", "to_int8"]
 
@@ -79,7 +80,7 @@ def _product(levels: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> T
 
 
 @torch.no_grad()
-def to_int8(model: DiT) -> None:
+def to_int8(model: Network) -> None:
     """Replace, in place, the Linears of every block and the head by 8-bit ones; the rest is too small to matter.
 
     The model must be on a CPU, and it can no longer be trained or saved.
@@ -89,6 +90,9 @@ def to_int8(model: DiT) -> None:
     if model.embedding.weight.device.type != "cpu":
         raise ValueError(f"precision is int8 on {model.embedding.weight.device}; allowed on a CPU only: use bfloat16")
     replace_linears(model, Int8Linear)
-    model.head = Int8Linear(model.head)  # type: ignore[assignment]
+    if isinstance(model, Transformer):
+        model.untie()
+    assert isinstance(model.head, nn.Linear)
+    model.add_module("head", Int8Linear(model.head))
     model.precision = "int8"
     model.requires_grad_(False).eval()

@@ -240,7 +240,7 @@ class Cache:
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values [B, H, n, D] and return all of them."""
-        if self.length == 0:
+        if not len(self.keys):
             shape = (*keys.shape[:2], self.capacity, keys.shape[3])
             self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
         end = self.length + keys.shape[2]
@@ -264,16 +264,20 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None) -> Tensor:
         """Softmax(q k^T / sqrt(D)) v, heads joined and projected: [B, L, C] -> [B, L, C].
 
-        With a cache, x holds either the first tokens of the text or exactly one more.
+        With a cache, x holds the tokens that follow the cached ones.
         """
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, self.num_heads + 2 * self.num_kv_heads, self.head_width)
         qk = rotate(heads[:, :, : -self.num_kv_heads], rotary).transpose(1, 2)
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         v = heads[:, :, -self.num_kv_heads :].transpose(1, 2)
+        seen, causal = None, self.causal and length > 1
         if cache is not None:
+            if causal and cache.length:  # the new tokens see all before them, and each other as far as they go
+                ends = torch.ones(length, cache.length + length, dtype=torch.bool, device=x.device)
+                seen, causal = ends.tril(cache.length), False
             k, v = cache.extend(k, v)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and length > 1, enable_gqa=self.grouped)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     @property

@@ -9,8 +9,10 @@ A run's folder holds `recipe.toml` (the effective recipe), `run.json` (commit, v
 from fsdfm.run.build import make_feed, make_objective, make_path, make_rows, make_trainer
 from fsdfm.run.corpora import prepare_corpus
 from fsdfm.run.fitting import Result
+from fsdfm.run.huggingface import import_folder
 from fsdfm.run.imports import FORMATS, ImportConfig, import_weights
 from fsdfm.run.pairs import PairsConfig, make_coded_pairs, make_pairs
+from fsdfm.run.released import import_released
 from fsdfm.run.training import train
 from fsdfm.run.weights import export, model_config, start
 from fsdfm.run.workload import make_workload
@@ -21,6 +23,8 @@ __all__ = [
     "PairsConfig",
     "Result",
     "export",
+    "import_folder",
+    "import_released",
     "import_weights",
     "make_coded_pairs",
     "make_feed",

@@ -8,18 +8,24 @@ from typing import Any
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, make_schedule, make_source
 from fsdfm.config import FlowConfig, Recipe
-from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig
+from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
+from fsdfm.model import DiT
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
 __all__ = ["make_blocks", "make_feed", "make_objective", "make_path", "make_rows", "make_trainer"]
 
 
-def make_path(config: FlowConfig, num_tokens: int) -> flow.MixturePath:
-    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one."""
-    source = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
+def make_path(config: FlowConfig, num_tokens: int, mask_token: int | None = None) -> flow.MixturePath:
+    """Source and schedule over the tokens of a tokenizer, with one more for the mask where the source has one.
+
+    mask_token   the mask where it is one of the tokenizer's own tokens
+    """
+    source: dict[str, Any] = {"name": config.source, "vocab_size": num_tokens + (config.source != "uniform")}
+    if mask_token is not None and mask_token < num_tokens and config.source != "uniform":
+        source |= {"vocab_size": num_tokens, "mask_token": mask_token}
     schedule = {"name": config.schedule, "exponent": config.exponent, "rate": config.rate}
     return flow.MixturePath(
         make_source({**source, **_set(mask_share=config.mask_share)}), make_schedule(_set(**schedule))
@@ -37,14 +43,26 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
     return objective
 
 
-def make_trainer(recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime) -> Trainer:
-    """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's."""
+def make_trainer(
+    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: DiT | None = None
+) -> Trainer:
+    """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
+
+    parent   the frozen network that an objective may ask as its teacher
+    """
     model = bundle.model
     ema = EMA(model, recipe.optim.ema)
     for network in (model, ema.module):
         runtime.place(network)
     objective = make_objective(recipe.objective, bundle.path)
-    asks_student = objective.teacher is not None and objective.teacher.network == "student"
+    teacher: TrainableDenoiser | None = None
+    if objective.teacher is not None and objective.teacher.network == "student":
+        teacher = WithoutDropout(model)
+    elif objective.teacher is not None and objective.teacher.network == "parent":
+        if parent is None:
+            raise ValueError("the objective learns from a parent; name it as model.parent")
+        runtime.place(parent)
+        teacher = parent
     return Trainer(
         model,
         objective,
@@ -59,7 +77,7 @@ def make_trainer(recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, ru
         ema=ema,
         runtime=runtime,
         config=recipe.train,
-        teacher=WithoutDropout(model) if asks_student else None,
+        teacher=teacher,
     )
 
 

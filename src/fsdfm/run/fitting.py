@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,7 @@ def fit(
     write_texts: Callable[[Trainer], list[str]] | None,
     held_out: Validation | None,
     console: Console,
+    others: Sequence[Every] = (),
 ) -> Result:
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
     out, processes = Path(recipe.out), trainer.processes
@@ -99,12 +100,12 @@ def fit(
             if board is not None:
                 board(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
 
-        others = [Every(1, bar.step)]
+        hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
-            others.append(Every(recipe.sample.every, show_samples))
+            hooks.append(Every(recipe.sample.every, show_samples))
         if held_out is not None:
-            others.append(Every(recipe.held_out.every, measure))
-        trainer.hooks = Hooks(save=save, report=report, others=others)
+            hooks.append(Every(recipe.held_out.every, measure))
+        trainer.hooks = Hooks(save=save, report=report, others=hooks)
         finished = trainer.fit(stop)
     return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
 

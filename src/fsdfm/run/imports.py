@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,9 +12,13 @@ from typing import cast
 from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.checkpoint.huggingface import is_folder
 from fsdfm.config import DataConfig, ModelSection
 from fsdfm.data import SEPARATOR
 from fsdfm.learn.registry import find_named
+from fsdfm.peers.layouts import is_peer
+from fsdfm.run.huggingface import SourceName, import_folder
+from fsdfm.run.peers import import_peer
 from fsdfm.run.released import import_released
 from fsdfm.run.weights import import_llama2c
 
@@ -32,6 +37,10 @@ class ImportConfig:
     preset: str | None = None  # a size of the paper's
     config: Path | None = None  # a JSON file with the settings
     weights: str | None = None  # ema, raw or teacher
+    flow_source: str | None = None  # of an autoregressive model's denoiser: uniform (None), mask or mixture
+    shift: bool = True  # keep the next-token shift of an autoregressive model
+    length: int | None = None  # tokens per block; None: what the model knows, 1,024 at most
+    system: str | None = None  # whose weights they are, where several peers' look alike
 
 
 Convert = Callable[[Path, Path, ImportConfig, Console], Checkpoint]
@@ -59,7 +68,7 @@ def import_weights(
     """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
     source, config = Path(source), config or ImportConfig()
     if not source.exists():
-        raise ValueError(f"{source} is not there; name a file or folder of weights")
+        source = fetch(str(source))
     name = recognise(source) if format == "auto" else format
     chosen = find_named({"auto": None, **FORMATS}, name, "format")
     assert chosen is not None
@@ -73,6 +82,27 @@ def import_weights(
     return chosen.convert(source, Path(out), config, console or Console(stderr=True))
 
 
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+def fetch(name: str) -> Path:
+    """The folder of a model on the hub, `owner/name` or `owner/name@branch`, downloaded if it is not there yet."""
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name} is not there; name a file or folder of weights, or a model on the hub: owner/name")
+    try:
+        from huggingface_hub import snapshot_download
+
+        files = ["config.json", "*.safetensors", "pytorch_model.bin", "*.ckpt"]
+        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=files))
+    except Exception as error:  # no network, no such model, no package: of many kinds
+        place = f"https://huggingface.co/{found['name']}/tree/{found['revision'] or 'main'}"
+        raise ValueError(
+            f"{name} is no file or folder here, and cannot be had from the hub ({type(error).__name__}); download "
+            f"config.json and the weights from {place} into a folder, and name that"
+        ) from error
+
+
 def recognise(source: Path) -> str:
     """The first format of the table that a file or folder has."""
     for name, known in FORMATS.items():
@@ -80,6 +110,11 @@ def recognise(source: Path) -> str:
             return name
     known_formats = ", ".join(f"{name} ({format.about})" for name, format in FORMATS.items())
     raise ValueError(f"{source} has none of the formats that are known: {known_formats}; name one with --format")
+
+
+def _is_torch_file(source: Path) -> bool:
+    """A ZIP, as torch writes it; or a file that says so by its name, whose reader then says what is wrong with it."""
+    return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
 
 
 def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
@@ -100,6 +135,30 @@ def _from_released(source: Path, out: Path, config: ImportConfig, console: Conso
     )
 
 
+def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+    return import_folder(
+        source,
+        out,
+        source=cast(SourceName | None, config.flow_source),  # any other word is an error there
+        shift=config.shift,
+        length=config.length,
+        half=config.half,
+        console=console,
+    )
+
+
+def _from_peer(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+    return import_peer(
+        source,
+        out,
+        system=config.system,
+        weights=config.weights,
+        tokenizer=config.tokenizer or "gpt2",
+        half=config.half,
+        console=console,
+    )
+
+
 FORMATS: dict[str, Format] = {
     "llama2c": Format(
         "an autoregressive llama2.c checkpoint, legacy format",
@@ -107,11 +166,23 @@ FORMATS: dict[str, Format] = {
         _from_llama2c,
         ("tokenizer", "texts", "separator", "min_count"),
     ),
+    "peer": Format(
+        "MDLM, Duo, SEDD, SDTT or HDLM: safetensors, .bin or Lightning's .ckpt",
+        is_peer,
+        _from_peer,
+        ("tokenizer", "weights", "system"),
+    ),
     "fs-dfm": Format(
         "a .pth file of the paper's, FS-DFM or DFM",
-        zipfile.is_zipfile,
+        _is_torch_file,
         _from_released,
         ("tokenizer", "preset", "config", "weights"),
+    ),
+    "huggingface": Format(
+        "a folder with config.json and safetensors of Llama, SmolLM2, Qwen2, Qwen3, GPT-2, LLaDA or Dream",
+        is_folder,
+        _from_huggingface,
+        ("flow_source", "shift", "length"),
     ),
 }
 """One line per format; the first that recognises a file reads it."""

@@ -15,14 +15,14 @@ from fsdfm import flow
 from fsdfm.checkpoint import CHECKPOINTS, Checkpoint, load_model, load_training, recover, save_checkpoint
 from fsdfm.config import Recipe, load_recipe
 from fsdfm.files import lock
-from fsdfm.learn.trainer import Hook, Trainer, TrainingState
-from fsdfm.model import DiT
+from fsdfm.learn.trainer import Every, Hook, Trainer, TrainingState
+from fsdfm.model import DiT, Transformer
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
 from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
-from fsdfm.run.weights import check, start
+from fsdfm.run.weights import check, frozen_parent, start
 from fsdfm.runtime import Runtime, require_strategy
 
 __all__ = ["train"]
@@ -48,8 +48,9 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
             held_out = make_validation(
                 recipe, bundle.path, tokenizer=bundle.tokenizer, bos_id=bundle.bos_id, processes=processes
             )
+            parent = frozen_parent(recipe, bundle.path)
         processes.on_rank0(lambda: describe(out, recipe))
-        trainer = make_trainer(recipe, bundle, rows, runtime=runtime)
+        trainer = make_trainer(recipe, bundle, rows, runtime=runtime, parent=parent)
         if place is not None:
             trainer.load(TrainingState(*load_training(place, trainer.blank())))
         with processes.watch(f"what {out} has saved is whole"):
@@ -59,8 +60,24 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
                 save=_saver(recipe, bundle),
                 write_texts=lambda trainer: sample_texts(trainer.ema.module, bundle, recipe),
                 held_out=held_out,
+                others=_opening(trainer, recipe.model.open_steps),
                 console=speaks,
             )
+
+
+def _opening(trainer: Trainer, steps: int | None) -> list[Every]:
+    """What opens the attention of an imported model, from the step on at which the run stands."""
+    if not steps:
+        return []
+    open_attention(trainer, steps)
+    return [Every(1, lambda trainer: open_attention(trainer, steps))]
+
+
+def open_attention(trainer: Trainer, steps: int) -> None:
+    """Give later positions the weight n / steps in attention at training step n: 0 the causal mask, 1 none."""
+    for network in (trainer.model, trainer.ema.module):
+        assert isinstance(network, Transformer)
+        network.see_future(min(1.0, trainer.training_step / steps))
 
 
 _ARCHITECTURES: dict[str, Callable[[Recipe, Console | None], Result]] = {"dit": _train_denoiser, "causal": train_causal}
@@ -83,7 +100,7 @@ def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
     def save(trainer: Trainer) -> None:
         state = trainer.state()
         facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
-        assert isinstance(trainer.ema.module, DiT)
+        assert isinstance(trainer.ema.module, DiT | Transformer)
         average = replace(bundle, model=trainer.ema.module, facts=facts)
         save_checkpoint(
             Path(recipe.out) / CHECKPOINTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,11 +12,11 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
 from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import DiT, ModelConfig
+from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
-__all__ = ["check", "export", "import_llama2c", "is_step_aware", "model_config", "start"]
+__all__ = ["check", "export", "frozen_parent", "import_llama2c", "is_step_aware", "model_config", "start"]
 
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
@@ -42,6 +43,11 @@ def check(recipe: Recipe) -> None:
     unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
     if section.llama2c is None and unused:
         raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    if not 0 <= (section.open_steps or 0) <= recipe.train.steps:
+        raise ValueError(
+            f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
+            "attention would never be open"
+        )
     objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     if section.transition_rank is not None and section.transition_rank < 0:
         raise ValueError(
@@ -55,6 +61,29 @@ def is_step_aware(recipe: Recipe) -> bool:
     """Must the network be told its step size?"""
     objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
     return len(objective.step_sizes) > 1
+
+
+def _network_of(recipe: Recipe) -> dict[str, Any]:
+    """Fields of the network's config that the objective decides: what it is told of the time, what its outputs mean.
+
+    Objectives of p_{1|t} decide nothing: a network trained with one of them keeps what it has.
+    """
+    objective = make_objective(recipe.objective, make_path(recipe.flow, num_tokens=2))
+    return dict(getattr(objective, "network", {}))
+
+
+def frozen_parent(recipe: Recipe, path: flow.MixturePath) -> Network | None:
+    """The network of model.parent, frozen, where the objective asks it as its teacher."""
+    objective = make_objective(recipe.objective, path)
+    if objective.teacher is None or objective.teacher.network != "parent":
+        return None
+    if recipe.model.parent is None:
+        raise ValueError(
+            f'objective.kind "{recipe.objective.kind}" learns from the parent; name it as model.parent, trained with '
+            "the objective that it distils"
+        )
+    model = _child(recipe).model.eval()
+    return model.requires_grad_(False)
 
 
 def _check_joint(objective: Objective) -> None:
@@ -77,6 +106,8 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
+        raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
     if bundle.model.config.transition_rank:
@@ -112,6 +143,7 @@ def model_config(recipe: Recipe, vocab_size: int) -> ModelConfig:
     assert section.preset is not None
     changes = {name: getattr(section, name) for name in (*_SIZES, "dropout") if getattr(section, name) is not None}
     conditioning = "step" if is_step_aware(recipe) else "time"
+    changes |= _network_of(recipe)
     return ModelConfig.preset(section.preset, **changes, vocab_size=vocab_size, conditioning=conditioning)
 
 
@@ -128,7 +160,9 @@ def _child(recipe: Recipe) -> Checkpoint:
                 f"data.tokenizer {recipe.data.tokenizer!r} has {named.vocab_size} tokens and is not the parent's, "
                 f"which has {parent.tokenizer.vocab_size}; leave it out to use the parent's"
             )
-    path = make_path(recipe.flow, parent.tokenizer.vocab_size)
+    path = make_path(recipe.flow, parent.tokenizer.vocab_size, parent.path.source.mask_token)
+    if recipe.model.add_mask:
+        parent = _with_mask(parent, path)
     if (path.source, path.schedule) != (parent.path.source, parent.path.schedule):
         raise ValueError(
             f"the recipe's flow is {path.source} with {path.schedule}, the parent's {parent.path.source} with "
@@ -168,10 +202,24 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
     return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
 
 
-def _adapted(model: DiT, recipe: Recipe) -> DiT:
-    """The parent's network with the recipe's dropout, and aware of h where the objective needs it."""
-    if recipe.model.dropout is not None and recipe.model.dropout != model.config.dropout:
-        other = DiT(replace(model.config, dropout=recipe.model.dropout))
+def _with_mask(parent: Checkpoint, path: flow.MixturePath) -> Checkpoint:
+    """A parent of the uniform source as a start for one with a mask, which becomes its last token."""
+    if parent.path.source.mask_token is not None or path.source.mask_token is None:
+        raise ValueError(
+            f"model.add_mask is set, but the parent's source is {parent.path.source} and the recipe's {path.source}; "
+            "it makes a start for a mask source of a parent that has none: leave it out"
+        )
+    assert isinstance(parent.model, DiT)
+    return replace(parent, model=parent.model.with_mask(), path=path)
+
+
+def _adapted(model: Network, recipe: Recipe) -> Network:
+    """The parent's network with the recipe's dropout, and all that the objective asks of it."""
+    changes = _network_of(recipe)
+    if recipe.model.dropout is not None:
+        changes["dropout"] = recipe.model.dropout
+    if any(getattr(model.config, name) != value for name, value in changes.items()):
+        other = build_network(replace(model.config, **changes))
         other.load_state_dict(model.state_dict())
         model = other
     if is_step_aware(recipe) and not model.config.is_step_aware:
@@ -181,7 +229,7 @@ def _adapted(model: DiT, recipe: Recipe) -> DiT:
 
 def _bundle(
     recipe: Recipe,
-    model: DiT,
+    model: Network,
     path: flow.MixturePath,
     *,
     tokenizer: data.Tokenizer,

@@ -19,7 +19,7 @@ from fsdfm.flow import MaskSource, MixturePath
 from fsdfm.learn import PathConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.measure.results import load_evaluation
-from fsdfm.model import DiT
+from fsdfm.model import build_network
 from fsdfm.run import export, prepare_corpus, train
 from fsdfm.studies.ablation.factors import BASE, MASKED, FineTuning, Setup, Variant
 from fsdfm.studies.ablation.setting import RECIPE, AblationFiles, AblationSetting, flow_overrides, parse_recipe
@@ -187,7 +187,7 @@ def with_mask(bundle: Checkpoint) -> Checkpoint:
     The logits of the other tokens stay what they were.
     """
     old, size = bundle.model, bundle.model.config.vocab_size
-    model = DiT(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
+    model = build_network(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
     state = model.state_dict()
     for name, value in old.state_dict().items():
         if state[name].shape == value.shape:

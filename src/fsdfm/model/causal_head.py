@@ -1,0 +1,286 @@
+"""A causal head over the trunk's features: a joint posterior with exact likelihoods and exact draws.
+
+    p(x_1 | x_t) = prod_i p(x_i | x_<i, f_i),       p(. | x_<i, f_i) = softmax(V (f_i (1 + s) + W g_i))
+    g = norm(blocks(z)),                            z_i = E[x_{i-1}] + P f_i + c        (no E at i = 0)
+    (c, s) = A SiLU(phi(1000 t) + phi'(log2 h)),    blocks: causal rotary attention and SwiGLU
+
+f [L, C] are the trunk's features, f_i that of token i; V and E are the network's own head and embedding. P, W and A are
+zero at the start, so that a child says what its parent says, for every x_<i, t and h. Where the trunk knows nothing of
+the text, at t = 0, the head is an autoregressive model of a few blocks; where most tokens are shown it only has to make
+the others agree. A trunk that stands still and a recurrent head over it were tried first (lab notes); the idea of a few
+causal layers on top of a parallel network is that of self-speculative masked diffusion (arXiv 2510.03929) and ADJUST
+(2509.22738).
+
+**A draw** is x_i = F^-1(u_i | x_<i, f_i), one after the other. Its cost is kept small by guessing: the tokens of a
+*window* are guessed, all their draws are made in one pass, what was guessed right is settled with the first that was
+not, and the window moves on. The text is a function of u alone, whatever the guesses; what the text showed before the
+step is a good one. In the last steps nearly all of a text is settled in a few passes.
+
+Positions that are held keep their token: the law is then prod over the free positions of p(x_i | x_<i, f_i), the one
+that is drawn from, not the conditional law given what is held to the right, of which only the trunk knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
+from fsdfm.flow.posterior import Tile, without_token
+from fsdfm.model.joint import JointConfig, JointHead, register_joint_head
+from fsdfm.model.layers import Block, Cache, Norm, StackConfig, initialise, linear, rotary_phases
+
+__all__ = ["CausalHead", "CausalHeadConfig", "CausalPosterior"]
+
+_TIME_SCALE = 1000.0  # t in [0, 1] turns the waves as far as a thousand steps would
+_FIRST_WINDOW, _LARGEST_WINDOW = 8, 64
+_SAMPLES = 8  # whose texts are drawn together on a GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalHeadConfig(JointConfig):
+    """A head of so many causal blocks, shaped like the network's own."""
+
+    kind = "causal"
+    num_blocks: int = 2
+    cond_width: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "cond_width"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}; allowed are whole numbers >= 1")
+
+
+class _Waves(nn.Module):
+    """W phi(s) of a scalar s: phi(s) = SiLU(Linear([cos(w_i s); sin(w_i s)])), w_i = 10000^(-i/128)."""
+
+    def __init__(self, width: int, *, bias: bool):
+        super().__init__()
+        self.into, self.out = linear(256, width, bias=True), linear(width, width, bias=bias)
+
+    def forward(self, s: Tensor) -> Tensor:
+        """[B] -> [B, width]."""
+        i = torch.arange(128, dtype=torch.float32, device=s.device)
+        angle = s.to(torch.float32)[:, None] * 10000.0 ** (-i / 128)
+        waves = torch.cat((angle.cos(), angle.sin()), -1).to(self.into.weight.dtype)
+        return self.out(F.silu(self.into(waves)))  # type: ignore[no-any-return]
+
+
+class CausalHead(JointHead):
+    """The head of a network with `embedding`, `trunk` and `logits_at`."""
+
+    def __init__(self, stack: StackConfig, config: CausalHeadConfig):
+        super().__init__()
+        self.config, width = config, stack.width
+        self.head_width = stack.head_width
+        self.blocks = nn.ModuleList(Block(stack, causal=True) for _ in range(config.num_blocks))
+        self.norm = Norm(stack)
+        self.project = linear(width, width, bias=False)  # P
+        self.combine = linear(width, width, bias=False)  # W
+        self.time, self.step = _Waves(config.cond_width, bias=True), _Waves(config.cond_width, bias=False)
+        self.modulation = linear(config.cond_width, 2 * width, bias=True)  # A
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Blocks as those of any network, phi by N(0, 1/fan_in), and P = W = A = phi' = 0."""
+        initialise(self, self.config.num_blocks, seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        for module in (self.time.into, self.time.out, self.step.into):
+            if not module.weight.is_meta:
+                module.weight.normal_(0, module.in_features**-0.5, generator=generator)
+        for module in (self.project, self.combine, self.modulation, self.step.out):
+            nn.init.zeros_(module.weight)
+
+    def shared(self, network: SplitNetwork) -> list[nn.Parameter]:
+        """The embedding, which the head reads the tokens before with."""
+        return list(_embedding(network).parameters())
+
+    def posterior(
+        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
+    ) -> CausalPosterior:
+        """Of the samples that rows are asked of: the trunk runs on those alone."""
+        samples = torch.arange(len(x_t), device=x_t.device)
+        if rows is not None:
+            samples = torch.unique_consecutive(rows // x_t.shape[1])
+        features = network.trunk(x_t[samples], t[samples], h[samples]) if len(samples) else x_t.new_zeros(0)
+        place = torch.full((len(x_t),), -1, device=x_t.device)
+        place[samples] = torch.arange(len(samples), device=x_t.device)
+        return CausalPosterior(self, network, features, place, x_t, t, h, torch.full_like(x_t, -1))
+
+    def log_prob(
+        self,
+        network: SplitNetwork,
+        features: Tensor,
+        x_1: Tensor,
+        *,
+        t: Tensor,
+        h: Tensor,
+        held: Tensor,
+        real: Tensor,
+        forbidden: int | None = None,
+    ) -> Tensor:
+        """By teacher forcing, in one pass: [B]."""
+        log_p = self.position_log_probs(network, features, x_1, t=t, h=h, forbidden=forbidden)
+        return torch.where((held < 0) & real, log_p, 0.0).sum(-1)
+
+    def position_log_probs(
+        self,
+        network: SplitNetwork,
+        features: Tensor,
+        x_1: Tensor,
+        *,
+        t: Tensor,
+        h: Tensor,
+        forbidden: int | None = None,
+    ) -> Tensor:
+        """log p(x_i | x_<i, f_i) of every position: [B, L]."""
+        inputs, base = self._inputs(features, t, h)
+        z = inputs + F.pad(_embed(network, x_1[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
+        logits = network.logits_at((base + self.combine(self._stack(z, 0, None))).flatten(0, 1)).float()
+        if forbidden is not None:
+            logits = without_token(logits, forbidden)
+        return torch.log_softmax(logits, -1).gather(-1, x_1.flatten()[:, None])[:, 0].view_as(x_1)
+
+    @torch.no_grad()
+    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+        """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
+        network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
+        features = posterior.features[posterior.place[samples]]
+        length = features.shape[1]
+        inputs, base = self._inputs(features, posterior.t[samples], posterior.h[samples])
+        x = torch.where(held >= 0, held, guess)
+        caches = [Cache(length) for _ in self.blocks]
+        start, window = 0, _FIRST_WINDOW if x.device.type == "cpu" else length
+        while start < length:
+            part = slice(start, min(start + window, length))
+            before = _embed(network, x[:, max(start - 1, 0) : part.stop - 1]).to(inputs.dtype)
+            z = inputs[:, part] + (F.pad(before, (0, 0, 1, 0)) if start == 0 else before)
+            for cache in caches:
+                cache.length = start
+            logits = network.logits_at((base[:, part] + self.combine(self._stack(z, start, caches))).flatten(0, 1))
+            logits = posterior.shaped(logits, samples, part)
+            drawn = draw(logits, u[:, part].flatten(), filter=filter).tokens.view(len(x), -1)
+            drawn = torch.where(held[:, part] >= 0, held[:, part], drawn)
+            right = int((drawn == x[:, part]).all(0).cumprod(0).sum())
+            x[:, part] = drawn
+            size = part.stop - start
+            start += min(right + 1, size)
+            if x.device.type == "cpu":  # as far as the guesses have been good
+                window = min(2 * window, _LARGEST_WINDOW) if right >= size - 1 else max(2, min(window, 2 * right + 2))
+        return x
+
+    def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """P f_i + c and f_i (1 + s): what a position gets from the trunk, [B, L, C] each."""
+        told = F.silu(self.time(t * _TIME_SCALE) + self.step(torch.log2(h)))
+        c, s = self.modulation(told)[:, None].chunk(2, -1)
+        return self.project(features) + c, features * (1 + s)
+
+    def _stack(self, z: Tensor, start: int, caches: list[Cache] | None) -> Tensor:
+        """g of positions start .. start + n - 1."""
+        rotary = rotary_phases(z.shape[1], self.head_width, start=start, device=z.device)
+        for number, block in enumerate(self.blocks):
+            z = block(z, rotary, None if caches is None else caches[number])
+        return self.norm(z)  # type: ignore[no-any-return]
+
+
+def _embedding(network: Any) -> nn.Module:
+    """The embedding of a network, or of what it wraps."""
+    found: nn.Module = getattr(network, "model", network).embedding
+    return found
+
+
+def _embed(network: Any, tokens: Tensor) -> Tensor:
+    found: Tensor = _embedding(network)(tokens)
+    return found
+
+
+@dataclass(frozen=True)
+class CausalPosterior(Posterior):
+    """The law of a causal head over features [n, L, C]; sample b's are features[place[b]].
+
+    `marginals` are the trunk's own laws softmax(V f_i), which training keeps calibrated: the head's own marginals would
+    be sums over all prefixes. On a CPU one text at a time, so that it does not depend on the rows beside it.
+    """
+
+    head: CausalHead
+    network: SplitNetwork
+    features: Tensor
+    place: Tensor
+    x_t: Tensor
+    t: Tensor
+    h: Tensor
+    held: Tensor
+    forbidden: int | None = None
+    hook: tuple[LogitsHook, Tensor, Tensor, Tensor] | None = None
+    joint = True
+
+    def marginals(self, rows: Tensor) -> Iterator[Tile]:
+        """The trunk's own laws."""
+        length = self.x_t.shape[1]
+        fields = Independent.of_features(self.features, self.network)
+        inside = self.place[rows // length] * length + rows % length
+        if self.hook is None:
+            return fields.marginals(inside)
+        return self._hooked(fields.marginals(inside), rows)
+
+    def _hooked(self, tiles: Iterator[Tile], rows: Tensor) -> Iterator[Tile]:
+        for part, tile, own in tiles:
+            yield part, self._changed(tile if own is None else tile[own], rows[part]), None
+
+    def draw(self, samples: Tensor, u: Tensor, *, filter: Filter | None = None) -> Tensor:
+        """One text after the other on a CPU, some together elsewhere."""
+        together = 1 if self.x_t.device.type == "cpu" else _SAMPLES
+        parts = zip(torch.split(samples, together), torch.split(u.to(self.x_t.device), together), strict=True)
+        return torch.cat([self.head.settle(self, own, own_u, filter) for own, own_u in parts])
+
+    def log_prob(self, x_1: Tensor) -> Tensor:
+        """log of the law that is drawn from: free positions given what stands before them."""
+        every = torch.ones_like(x_1, dtype=torch.bool)
+        found = self.head.log_prob(
+            self.network,
+            self.features[self.place],
+            x_1,
+            t=self.t,
+            h=self.h,
+            held=self.held,
+            real=every,
+            forbidden=self.forbidden,
+        )
+        wrong = ((self.held >= 0) & (self.held != x_1)).any(-1)
+        return torch.where(wrong, -torch.inf, found)
+
+    def given(self, held: Tensor, *, forbidden: int | None = None) -> CausalPosterior:
+        """What is held stands in the text that the head reads."""
+        return replace(self, held=held, forbidden=forbidden)
+
+    def part(self, first: int, count: int) -> CausalPosterior:
+        """Some of the samples, with the same features."""
+        own = slice(first, first + count)
+        cut = {name: getattr(self, name)[own] for name in ("place", "x_t", "t", "h", "held")}
+        return replace(self, **cut)
+
+    def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> CausalPosterior:
+        """The hook changes every conditional law; it may see a position more than once, with other tokens before it."""
+        return replace(self, hook=(hook, x_t, t, t_next))
+
+    def shaped(self, logits: Tensor, samples: Tensor, part: slice) -> Tensor:
+        """Logits of positions `part` of some samples, [n * len(part), V]: hooked, and without what is forbidden."""
+        position = torch.arange(part.start, part.stop, device=logits.device)
+        rows = (samples[:, None] * self.x_t.shape[1] + position).flatten()
+        logits = self._changed(logits, rows)
+        return logits if self.forbidden is None else without_token(logits, self.forbidden)
+
+    def _changed(self, logits: Tensor, rows: Tensor) -> Tensor:
+        if self.hook is None:
+            return logits
+        (hook, x_t, t, t_next), length = self.hook, self.x_t.shape[1]
+        return hook(logits, Rows(rows // length, rows % length, x_t, t, t_next))
+
+
+register_joint_head(CausalHeadConfig, CausalHead)

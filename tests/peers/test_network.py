@@ -1,0 +1,55 @@
+import pytest
+import torch
+from peer_files import small_network
+
+from fsdfm.peers.network import Clock, blended_embedding, embed_soft, embed_sparse, run
+
+X = torch.arange(24).view(2, 12) * 9 % 257
+S = torch.tensor([0.3, 2.0])
+
+
+def same(a, b):
+    assert float((a - b).abs().max()) < 1e-5
+
+
+@torch.no_grad()
+def test_every_way_in_agrees_with_the_plain_one_where_they_mean_the_same():
+    model = small_network()
+    plain = model(X, S)
+    same(run(model, X, S), plain)
+    same(run(model, X, S[:, None].expand(2, 12)), plain)  # ragged times that are not
+    same(run(model, X, S, hidden=torch.zeros(12, 12, dtype=torch.bool)), plain)
+    one_hot = torch.nn.functional.one_hot(X, 257).float()
+    same(run(model, X, S, embedded=embed_soft(model, one_hot)), plain)
+    same(embed_sparse(model, X[..., None], torch.ones(2, 12, 1)), model.embedding(X))
+    same(run(model, X, S, embedded=blended_embedding(model, X, S, gamma=0.0)), plain)
+    same(model.head(model.trunk(X, S, embedded=model.embedding(X))), plain)
+
+
+@torch.no_grad()
+def test_hidden_positions_do_not_matter_and_blind_ones_see_everybody_alike():
+    model = small_network()
+    hidden = torch.zeros(12, 12, dtype=torch.bool)
+    hidden[:6, 6:] = True
+    other = X.clone()
+    other[:, 6:] = 3
+    same(run(model, X, S, hidden=hidden)[:, :6], run(model, other, S, hidden=hidden)[:, :6])
+    hidden[6:] = True
+    assert torch.isfinite(run(model, X, S, hidden=hidden)).all()
+
+
+def test_clocks():
+    t = torch.tensor([0.0, 0.5])
+    assert Clock("none")(t).tolist() == [0, 0]
+    assert Clock("time")(t).tolist() == [0, 0.5]
+    assert Clock("sigma")(0.5) == pytest.approx(-torch.log(torch.tensor(0.5005)))
+    with pytest.raises(ValueError, match="clock is 'x'"):
+        Clock("x")
+
+
+@pytest.mark.parametrize("clock", ["time", "none", "sigma"])
+@torch.no_grad()
+def test_a_network_with_a_clock_is_told_by_it(clock):
+    raw, told = small_network(), small_network(clock=clock)
+    t = torch.tensor([0.2, 0.9])
+    same(told(X, t), raw(X, Clock(clock)(t).float()))
