@@ -10,8 +10,11 @@ lm = fsdfm.load("runs/tiny-dfm")  # text in, text out
 lm.generate("Once upon a time", steps=8).text
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads: see fsdfm.runtime.threads
 
 from fsdfm.flow import (
     CosineSchedule,

@@ -15,7 +15,6 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,6 +24,7 @@ from tomlkit.exceptions import TOMLKitError
 
 import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
+from fsdfm.files import did_you_mean, nearest
 from fsdfm.generate import SamplerConfig
 from fsdfm.learn import OBJECTIVES, PathConfig
 from fsdfm.learn.objective import SectionConfig
@@ -224,8 +224,8 @@ def find_recipe(name: str | Path) -> Path:
     for folder in _folders():
         if (path := folder / f"{name}.toml").is_file():
             return path
-    near = get_close_matches(Path(name).stem, recipe_names(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipe_names())}, or give a TOML file"
+    known = recipe_names()
+    hint = did_you_mean(Path(name).stem, known, f"there are {', '.join(known)}, or give a TOML file")
     raise ValueError(f"there is no recipe {str(name)!r}; {hint}")
 
 
@@ -415,13 +415,13 @@ def _nearest(key: str, known: Sequence[str], where: str) -> str:
     """The known key that was meant: one of this section, or one of the same name elsewhere."""
     if where + key in _MOVED:
         return f"it is now {_MOVED[where + key]}"
-    if near := get_close_matches(key, known, n=1):
-        return f"did you mean {where}{near[0]}?"
+    if (near := nearest(key, known)) is not None:
+        return f"did you mean {where}{near}?"
     elsewhere = [dotted for dotted in _all_keys(Recipe) if dotted.rpartition(".")[2] == key]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
-    near = get_close_matches(where + key, _all_keys(Recipe), n=1)
-    return f"did you mean {near[0]}?" if near else f"allowed here are {', '.join(known)}"
+    near = nearest(where + key, _all_keys(Recipe))
+    return f"did you mean {near}?" if near else f"allowed here are {', '.join(known)}"
 
 
 _MOVED = {
@@ -453,8 +453,8 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return _convert(value, inner, where)
     if origin is Literal:
         if value not in options:
-            near = get_close_matches(str(value), options, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            near = nearest(value, map(str, options))
+            hint = f" (did you mean {near!r}?)" if near else ""
             raise ValueError(f"{where} is {value!r}; allowed are {', '.join(map(repr, options))}{hint}")
         return value
     if origin is tuple:

@@ -1,4 +1,6 @@
+import hashlib
 import json
+import os
 import resource
 from dataclasses import replace
 
@@ -297,7 +299,9 @@ def test_a_lazy_mapping_of_weights_is_taken_one_by_one(tmp_path):
     ("change", "words"),
     [
         ({"length": "32"}, "length is '32'"),
+        ({"length": 10**9}, "length is 1000000000"),
         ({"budgets": [0]}, "budgets is"),
+        ({"budgets": []}, "budgets is"),
         ({"bos_id": 257}, "bos_id is 257"),
         ({"source": {"name": "uniform", "vocab_size": 258}}, "source is"),
         ({"source": {"name": "uniform", "vocab_size": "x"}}, "cannot be used"),
@@ -331,3 +335,46 @@ def test_checksums_may_not_name_files_elsewhere(tmp_path):
     (folder / "checksums.json").write_text(json.dumps({**sums, "/dev/zero": {"bytes": 0, "sha256": ""}}))
     with pytest.raises(ValueError, match="not a file of a checkpoint"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checksums.json", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "zero", "folder"])
+def test_a_checkpoint_is_plain_files(tmp_path, name, kind):
+    """A pipe would be waited for, /dev/zero read for ever; checksums that agree with them change nothing."""
+    folder = save_model(tmp_path / "model", bundle_of())
+    sums = json.loads((folder / "checksums.json").read_text())
+    sums[name] = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "zero":
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        (folder / name).mkdir()
+    with pytest.raises(ValueError, match="not a plain file|not a file of a checkpoint"):
+        load_model(folder)
+
+
+def test_weights_beyond_the_machine_are_not_even_read(tmp_path):
+    """A sparse file of a terabyte costs its sender nothing, and its checksum hours."""
+    folder = save_model(tmp_path / "model", bundle_of())
+    sums = json.loads((folder / "checksums.json").read_text())
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(2**42)
+    sums["model.safetensors"]["bytes"] = 2**42
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    with pytest.raises(ValueError, match="more than this machine's memory"):
+        load_model(folder)
+
+
+def test_every_file_but_the_card_has_its_checksum(tmp_path):
+    save_steps(tmp_path / "checkpoints", 1)
+    folder = tmp_path / "checkpoints" / "step-0000000001"
+    sums = json.loads((folder / "checksums.json").read_text())
+    assert set(sums) == {path.name for path in folder.iterdir()} - {"README.md", "checksums.json"}
+    assert {"training.json", "training.safetensors", "config.json", "model.safetensors"} <= set(sums)
+    for name in ("training.json", "training.safetensors"):
+        (folder / "checksums.json").write_text(json.dumps({key: sums[key] for key in sums if key != name}))
+        with pytest.raises(ValueError, match=f"no checkpoint .* is whole .*{name}"):
+            newest(tmp_path / "checkpoints")

@@ -142,3 +142,24 @@ def test_bad_folders_are_one_sentence(capsys, monkeypatch, model, tmp_path):
         assert code == 2
         assert message in told
         assert told.count("\n") == 1
+
+
+def test_a_strange_name_is_no_markup_after_the_work(model, tmp_path, monkeypatch):
+    done = run(model, "generate", "Once", "--steps", "1", "--out", str(tmp_path / "x[/b].txt"))
+    assert done.exit_code == 0
+    assert "x[/b].txt: 1 network calls" in done.stderr
+    (tmp_path / "text.txt").write_text("a fox met a crow " * 20)
+    words = ["prepare", str(tmp_path / "text.txt"), "--tokenizer", "bytes", "--out", str(tmp_path / "c[/b]")]
+    done = runner.invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "c[/b]: 1 documents" in done.stdout
+
+
+def test_an_error_cannot_command_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fsdfm", "generate", "--model", "\x1b]0;owned\x07[/b]"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "\\x1b]0;owned\\x07[/b]" in said
+    assert "\x1b" not in said

@@ -244,3 +244,37 @@ def test_identity_follows_the_content(tmp_path: Path) -> None:
 def test_bad_inputs(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_documents(**options)
+
+
+def test_a_small_parquet_file_does_not_become_gigabytes(tmp_path: Path) -> None:
+    """64 rows that are one text of a megabyte: 468 bytes; a batch of them was 64 MB, and so on up."""
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 10**6] * 64}), path, compression="zstd")
+    before = pyarrow.total_allocated_bytes()
+    sizes = []
+    for chunk in open_documents(path).chunks():
+        sizes.append(len(chunk.text))
+        assert pyarrow.total_allocated_bytes() - before < 8 * 10**6
+    assert sizes == [10**6] * 64
+
+
+def test_a_parquet_bomb_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 10**6]}), path, compression="zstd")
+    monkeypatch.setattr(module, "_BOMB_BYTES", 10**5)
+    with pytest.raises(ValueError, match=r"row group 0 unpacks \d+ bytes to 1000\d+; allowed is 200-fold"):
+        list(open_documents(path).chunks())
+    pyarrow.parquet.write_table(pyarrow.table({"text": [["nested"]]}), path)
+    with pytest.raises(ValueError, match="no text in column 'text'"):
+        list(open_documents(path).chunks())
+
+
+def test_json_lines_are_shallow_and_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": ' + "[" * 200_000)
+    with pytest.raises(ValueError, match=r"a.jsonl:1 is not JSON"):
+        list(open_documents(path).chunks())
+    path.write_text('{"text": "a"}\n{"text": "' + "a" * 1000 + '"}\n')
+    monkeypatch.setattr(module, "_LONGEST_DOCUMENT", 100)
+    with pytest.raises(ValueError, match=r"a.jsonl:2 has more than 100 bytes"):
+        list(open_documents(path).chunks())

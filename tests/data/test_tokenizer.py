@@ -211,3 +211,64 @@ def test_names_of_recipes(tmp_path: Path, trained: Tokenizer, sentences: list[st
         make_tokenizer("bpe:300")
     with pytest.raises(ValueError, match=r"allowed are bytes, gpt2, bpe:SIZE"):
         make_tokenizer("byte")
+
+
+def changed(**parts):
+    """The bytes' tokenizer with some parts replaced."""
+    return json.dumps({**json.loads(Tokenizer.bytes().definition), **parts})
+
+
+def replacement(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AQ=="}},  # panics when it is read
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},  # panics when it is used
+        {"normalizer": replacement({"String": ""}, "xx")},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    ],
+)
+def test_a_panic_of_the_library_is_a_sentence(parts, capfd):
+    """A panic is no Exception: it would pass every `except Exception` and end the program with a traceback."""
+    with pytest.raises(ValueError, match="the tokenizers library refuses"):
+        Tokenizer(changed(**parts))
+
+
+def test_chained_replacements_are_refused_before_they_run():
+    grow = replacement({"String": "a"}, "a" * 10)
+    nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [grow] * 10}] * 10}
+    with pytest.raises(ValueError, match=r"normalizer may make a text 1e\+100 times longer; allowed are 64"):
+        Tokenizer(changed(normalizer=nested))
+    with pytest.raises(ValueError, match="decoder may make a text"):
+        Tokenizer(changed(decoder={"type": "Sequence", "decoders": [replacement({"Regex": "."}, "a" * 10)] * 2}))
+    with pytest.raises(ValueError, match="normalizer may make a text 128 times"):
+        Tokenizer(changed(normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 7}))
+
+
+def test_random_encodings_are_refused(trained):
+    record = json.loads(trained.definition)
+    record["model"]["dropout"] = 0.1
+    with pytest.raises(ValueError, match=r"dropout 0.1: one text would have many encodings"):
+        Tokenizer(json.dumps(record))
+    record["model"]["dropout"] = 0.0
+    assert Tokenizer(json.dumps(record)).encode("fox") == trained.encode("fox")
+
+
+def test_a_tokenizer_file_is_plain_bounded_and_shallow(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a plain file"):
+        Tokenizer.load(tmp_path)
+    monkeypatch.setattr("fsdfm.data.tokenizer._LARGEST_FILE", 100)
+    Tokenizer.bytes().save(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="more than the 100 bytes"):
+        Tokenizer.load(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="must be JSON"):
+        Tokenizer("[" * 100_000)
+    token = {"id": 2**31, "content": "far", "special": True, "normalized": False}
+    token |= dict.fromkeys(["single_word", "lstrip", "rstrip"], False)
+    record = json.loads(Tokenizer.bytes().definition)
+    with pytest.raises(ValueError, match="allowed are < 16777216"):
+        Tokenizer(changed(model={**record["model"], "vocab": {**record["model"]["vocab"], "far": 2**31}}))

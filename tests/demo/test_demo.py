@@ -1,5 +1,6 @@
 """The demonstration on tiny random models and made-up results: everything is on the page, and can be made again."""
 
+import json
 import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -214,6 +215,10 @@ def test_files_of_one_model_become_one():
 def test_a_file_that_holds_no_stories_is_named(tmp_path):
     (tmp_path / "stories").mkdir()
     (tmp_path / "stories" / "odd.json").write_text('{"model": "x"}')
+    with pytest.raises(ValueError, match="odd.json holds no stories"):
+        read_stored(tmp_path, {})
+    record = {"model": "parent", "generations": [], "settings": {"steps": 1, "seed": "<script>"}}
+    (tmp_path / "stories" / "odd.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="odd.json holds no stories"):
         read_stored(tmp_path, {})
 

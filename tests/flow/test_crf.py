@@ -102,6 +102,33 @@ def test_texts_are_drawn_as_often_as_they_should(candidates: int, temperature: f
     assert _p_value(torch.bincount(place, minlength=len(p)).double(), p * n) > 1e-4
 
 
+@pytest.mark.parametrize("temperature", [0.3, 0.066, 0.03, 0.01])
+@pytest.mark.parametrize("held", [False, True])
+def test_cold_draws_in_float32_are_the_exact_ones(temperature: float, held: bool) -> None:
+    """exp(s / temperature) is no float32 below 0.066, and what it leaves underflows where a token is held."""
+    n, u = 3_000, 2 * fields(5, batch=1)[0]
+    tables = tuple(1.3 * table for table in links(6))
+    texts, cold = every_text(), u / temperature
+    log_p = brute_force(cold, tables, candidates=V, temperature=temperature)
+    worst = int(torch.cat([log_p[texts[:, 2] == token].max()[None] for token in range(V)]).argmin())
+    given = torch.tensor([-1, -1, worst, -1]) if held else torch.full((L,), -1)
+    fits = ((given < 0) | (texts == given)).all(-1)
+    log_p = torch.log_softmax(torch.where(fits, log_p, -torch.inf), 0)
+    floats = tuple(table.float() for table in tables)
+    chain = Chain.of(cold.float().expand(n, L, V), floats, held=given.expand(n, L), temperature=temperature)
+    drawn = chain.draw(torch.rand(n, L, dtype=torch.float64, generator=torch.Generator().manual_seed(8)))
+    place = (drawn * torch.tensor([V**3, V**2, V, 1])).sum(-1)
+    assert bool(fits[place].all())
+    assert _p_value(torch.bincount(place, minlength=len(log_p)).double(), log_p.exp() * n) > 1e-4
+    marginals = chain.log_marginals()[0].double()
+    expected = torch.stack(
+        [torch.stack([torch.logsumexp(log_p[texts[:, i] == v], 0) for v in range(V)]) for i in range(L)]
+    )
+    torch.testing.assert_close(marginals.exp(), expected.exp(), atol=1e-3, rtol=0)
+    best = texts[log_p.argmax()]
+    assert float(chain.log_prob(best.expand(n, L))[0]) == pytest.approx(float(log_p.max()), abs=2e-3)
+
+
 def _p_value(seen: Tensor, expected: Tensor) -> float:
     """Of the chi-squared test, rare outcomes taken together."""
     often = expected >= 5

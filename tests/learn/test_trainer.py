@@ -157,6 +157,7 @@ def test_reports_say_what_happened():
     assert reports[0].seconds_left > 0
     assert report.learning_rate == trainer.optimiser.learning_rate(11)
     line = report.to_json()
+    assert line["averaged_steps"] == report.averaged > 0
     assert {"loss", "grad_norm", "path_loss", "distil_loss", "target_entropy"} <= set(line)
     assert all(-10 <= int(h) <= 0 for h in line["loss_by_h_t"])
     assert all(float(t) in (0, 0.25, 0.5, 0.75) for row in line["loss_by_h_t"].values() for t in row)

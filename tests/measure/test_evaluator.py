@@ -17,7 +17,7 @@ from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
-from fsdfm.measure.sampling import SamplingPlan, TaskSampler, Texts
+from fsdfm.measure.sampling import Drawn, SamplingPlan, TaskSampler, Texts
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
@@ -387,3 +387,17 @@ def test_what_is_measured_is_what_is_generated():
     assert [row.temperature for row in found.rows] == [0.7, 0.9]
     assert found.sampler["jump"] == "spaced"
     assert found.sampler["temperature"] == {"1": 0.7, "4": 0.9}
+
+
+def test_samples_behind_a_hole_are_not_taken_for_earlier_ones(tmp_path):
+    """Sample 1 is missing: what is there is sample 0 alone, not 0 and 2 under the names 0 and 1."""
+    archive = Archive.create(tmp_path / "a.jsonl", {}, [])
+    for first in (0, 2, 3):
+        drawn = Drawn(np.full((1, 4), first, dtype=np.int32), {})
+        archive.add("text", 2, drawn, temperature=1.0, first=first, text=str)
+    found = archive.drawn("text", 2, temperature=1.0, num=6)
+    assert found.tokens.tolist() == [[0, 0, 0, 0]]
+    last = archive.file.read_bytes()
+    archive.file.write_bytes(last + b'{"kind": "text", "st')
+    Archive.create(tmp_path / "a.jsonl", {}, [])
+    assert archive.file.read_bytes() == last  # half a line is cut off, and nothing else

@@ -276,3 +276,25 @@ def test_a_linked_child_has_its_parents_logits_and_the_tables() -> None:
     assert not bool((fresh.joint.left @ fresh.joint.right.T).any())  # no transitions yet
     with pytest.raises(ValueError, match="rank is -1"):
         CRFConfig(rank=-1)
+
+
+def test_threads_that_ask_for_other_lengths_do_not_disturb_each_other():
+    """Between two lines of one thread, another may keep phases of its own length."""
+
+    class Shared(DiT):
+        other = None
+
+        @property
+        def _phases(self):
+            return self.kept
+
+        @_phases.setter
+        def _phases(self, value):
+            self.kept = value if self.other is None else self.other
+
+    model = Shared(SMALL).eval()
+    x_t, t = torch.arange(5)[None] % SMALL.vocab_size, torch.tensor([0.5])
+    expected = model(x_t, t)
+    model(x_t[:, :3], t)
+    model.other = model.kept
+    torch.testing.assert_close(model(x_t, t), expected, rtol=0, atol=0)

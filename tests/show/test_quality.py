@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fsdfm.cli import app
@@ -23,6 +24,7 @@ from fsdfm.show.quality.tables import (
     model_tables,
     results_csv,
 )
+from fsdfm.show.quality.terminal import print_tables
 
 NAN = float("nan")
 COLLAPSED = "entropy below the band of real text"
@@ -179,6 +181,37 @@ def test_names_cannot_break_a_table():
     lines = few_steps_table(comparison).to_markdown().splitlines()
     assert "| a\\|b c | 5.00 ⚑a / 7.00 / - |" in lines
     assert "⚑a: p\\|q" in lines
+
+
+EVIL = "<script>alert(1)</script> ![p](http://x/y.png) [l](http://x) &amp;"
+
+
+def test_the_words_of_a_result_file_are_words_in_the_report():
+    """Whoever wrote the file chose names, judge, flags and facts; the reader's browser obeys none of them."""
+    facts = {"seed": EVIL, "commit": EVIL, "started": EVIL}
+    hostile = evaluation(EVIL, row(1, 5.0, 7.0, flags=(EVIL,)), judge=EVIL, data={"held_out": EVIL}, facts=facts)
+    text = report_markdown(Comparison((EVIL, "b"), (hostile, evaluation("b", row(1, 4.0, 7.0), judge=EVIL))))
+    assert "<script" not in text
+    assert "](http" not in text
+    assert "&lt;script&gt;" in text
+    assert "&amp;amp;" in text
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t"])
+def test_no_name_is_a_formula_in_a_spreadsheet(sign):
+    comparison = Comparison((f"{sign}HYPERLINK(1)",), (evaluation("x", row(1, 5.0, -7.0, flags=(f"{sign}1+1",))),))
+    (line, _) = csv.DictReader(io.StringIO(results_csv(comparison)))
+    assert line["model"] == f"'{sign}HYPERLINK(1)"
+    assert line["flags"] == f"'{sign}1+1"
+    assert line["entropy_bits"] == "-7.0"  # a number is one
+
+
+def test_the_terminal_shows_strange_names_as_they_are():
+    out = io.StringIO()
+    strange = evaluation("x[/b]", row(1, 5.0, 7.0, flags=("p\x1b[31m[/red]",)))
+    print_tables(strange, Console(file=out, width=200))
+    assert "\x1b" not in out.getvalue()
+    assert "[/red]" in out.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------ changes

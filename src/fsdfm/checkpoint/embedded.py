@@ -7,9 +7,10 @@ find_model("runs/tiny") a folder
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+
+from fsdfm.files import nearest
 
 __all__ = ["NAMES", "embedded_models", "find_model", "name_of", "stored_demo"]
 
@@ -59,8 +60,8 @@ def name_of(folder: Path) -> str:
 
 
 def _unknown(word: str) -> Path:
-    near = get_close_matches(word, NAMES, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, NAMES)
+    meant = f"; did you mean {near}?" if near else ""
     raise ValueError(
         f"{word} is not a folder, nor an embedded model ({', '.join(NAMES)}){meant or '; name a checkpoint, or a run'}"
     )

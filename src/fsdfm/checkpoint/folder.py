@@ -17,6 +17,7 @@ bundle.model, bundle.path, bundle.tokenizer, bundle.length
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from torch import Tensor
 from fsdfm import flow
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.data import Tokenizer
-from fsdfm.files import file_sha256, sync
+from fsdfm.files import file_sha256, read_text, sync
 from fsdfm.model import (
     Network,
     NetworkConfig,
@@ -76,6 +77,7 @@ _LARGEST_TEXT = {
     _TOKENIZER: 2**28,
 }  # bytes; a mangled file has more
 _LARGEST_HEADER = 2**24  # of a safetensors file
+_LONGEST = 2**20  # tokens that a model may say it was trained on: generation makes room for them
 _AVERAGED = "averaged weights"  # what is stored unless a checkpoint's facts say otherwise
 _RENAMED_KEYS = {"link_rank": "transition_rank"}  # in config.json of earlier checkpoints
 _RENAMED_TENSORS = {"link_tables.": "joint."}
@@ -483,7 +485,7 @@ def load_training(folder: Path, like: Mapping[str, Tensor] | None = None) -> tup
         tensors = load_shards(folder, like)
     else:
         raise ValueError(f"{folder} holds a model but no training state; name it as model.parent to train it further")
-    return tensors, json.loads((folder / _NUMBERS).read_text("utf-8"))
+    return tensors, json.loads(read_text(folder / _NUMBERS, _LARGEST_TEXT[_NUMBERS]))
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
@@ -518,10 +520,13 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
     """
     try:
         sums = _read_json(folder / _CHECKSUMS)
-        for name in (_CONFIG, *(files or sums)):
+        there = [name for name in (_MOMENTS, _NUMBERS, _SHARDS) if (folder / name).exists()]
+        for name in (_CONFIG, *(files or {*sums, *there})):
             path = folder / name
             if Path(name).name != name or (path.exists() and not path.is_file()):
                 return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
+            if name in (_WEIGHTS, _MOMENTS) and path.stat().st_size > _memory():
+                return f"{path} has {path.stat().st_size} bytes, more than this machine's memory, {_memory()} bytes"
             if path.stat().st_size != sums[name]["bytes"]:
                 return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']!r:.40}"
             if path.stat().st_size > _LARGEST_TEXT.get(name, path.stat().st_size):
@@ -539,15 +544,21 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
     return None
 
 
+def _memory() -> int:
+    """The machine's memory in bytes: weights that are larger are not read, not even to be checked."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return 2**63
+
+
 class _UnusableError(Exception):
     """A file of JSON that holds something else."""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _LARGEST_TEXT[path.name]:
-        raise _UnusableError(f"{path.name} cannot be used (it has {path.stat().st_size} bytes)")
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(read_text(path, _LARGEST_TEXT[path.name]))
     except (ValueError, RecursionError) as error:
         raise _UnusableError(f"{path.name} cannot be used ({error})") from error
     if not isinstance(record, dict):
@@ -622,9 +633,9 @@ def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfi
     """Raise where the numbers of a config.json could not have been written by `save_model`."""
     budgets, first = config["budgets"], config["bos_id"]
     fits = {
-        "length": _is_count(config["length"]),
+        "length": _is_count(config["length"]) and config["length"] <= _LONGEST,
         "num_parameters": _is_count(config["num_parameters"]),
-        "budgets": budgets is None or (isinstance(budgets, list) and all(map(_is_count, budgets))),
+        "budgets": budgets is None or (isinstance(budgets, list) and budgets != [] and all(map(_is_count, budgets))),
         "bos_id": first is None or (type(first) is int and 0 <= first < network.vocab_size),
         "source": type(path.source.vocab_size) is int and path.source.vocab_size == network.vocab_size,
     }

@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint.torchfile import StoredTensor, TorchFile
+from fsdfm.files import did_you_mean
 from fsdfm.model import PRESETS, DiT, ModelConfig
 from fsdfm.model.layers import ROTARY_BASE
 
@@ -128,8 +128,7 @@ def read_settings(path: str | Path) -> ReleasedConfig:
         if key in _SAY_NOTHING:
             continue
         if key not in _KEYS or _KEYS[key] in values:
-            near = get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(_KEYS)}"
+            hint = did_you_mean(key, _KEYS)
             raise ValueError(f"{path}: {key[:80]!r} is no setting, or stands there twice; {hint}")
         values[_KEYS[key]] = value
     try:

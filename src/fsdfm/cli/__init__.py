@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, study, training, writing
+from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, serve, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
+from fsdfm.terminal import say
 
 __all__ = ["app", "main"]
 
@@ -33,7 +34,7 @@ def main() -> None:
     except ValueError as error:
         if is_echo(error):
             sys.exit(2)
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        say(Console(stderr=True), f"error: {error}")
         sys.exit(2)
 
 
@@ -53,6 +54,7 @@ for command in (
     writing.generate,
     writing.infill,
     writing.repair,
+    serve.serve,
     training.train,
     training.prepare,
     training.export,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import OutOption, console
+from fsdfm.terminal import say
 
 __all__ = ["card", "demo"]
 
@@ -24,7 +25,7 @@ def demo(
 
     index, story = write_demo(out, long=long, stored=stored)
     console.print(story.to_rich())
-    console.print(f"\nlook at {index}; beside it: the pictures", highlight=False, soft_wrap=True)
+    say(console, f"\nlook at {index}; beside it: the pictures")
 
 
 def card(
@@ -34,4 +35,4 @@ def card(
     """Write what was measured into a model's card, its README.md; the rest of the card is left as it is."""
     from fsdfm.demo import write_card
 
-    console.print(f"{write_card(model, results)}: measured part written", highlight=False, soft_wrap=True)
+    say(console, f"{write_card(model, results)}: measured part written")

@@ -14,6 +14,7 @@ from rich.console import Console
 from fsdfm import __version__
 from fsdfm.cli.options import check_writable, console
 from fsdfm.files import replace_file, write_text
+from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
     from fsdfm.generate import Generation, Stream
@@ -53,7 +54,8 @@ class Output:
             for generation in generations:
                 console.print(_timeline(generation).to_rich())
         elif self.file is None:
-            typer.echo(writers[self.format](), nl=False)
+            text = writers[self.format]()
+            typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)  # a pipe gets every byte as it is
         else:
             write_text(self.file, writers[self.format]())
 

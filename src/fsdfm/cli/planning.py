@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from fsdfm.cli.options import JsonOption, check_writable, console, write_json
+from fsdfm.terminal import say
 
 if TYPE_CHECKING:
     from fsdfm.plan import Memory, Workload
@@ -42,12 +43,11 @@ def plan(
     if not 0 < rate < float("inf"):
         raise ValueError(f"tokens-per-second is {rate}; give what one process really does, more than 0")
     rows = _rows(work, processes, rate)
-    console.print(
+    say(
+        console,
         f"{recipe}: {work.num_parameters / 1e6:,.1f} M parameters, {work.steps:,} steps of {work.tokens:,} tokens "
         f"({work.batch_size} x {work.length} in {work.accumulate}), "
         f"{'bfloat16' if work.bfloat16 else 'float32'} products, {per_token / 1e9:.2f} GFLOP a token",
-        highlight=False,
-        soft_wrap=True,
     )
     console.print(_table(rows))
     assumed = f"{flops:.3g} FLOP/s a process" if speed is None else "as given"

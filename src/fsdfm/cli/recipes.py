@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import console
+from fsdfm.terminal import say
 
 __all__ = ["app"]
 
@@ -24,7 +25,7 @@ def list_recipes() -> None:
     width = max(map(len, recipe_names()))
     for name in recipe_names():
         first = find_recipe(name).read_text("utf-8").splitlines()[0]
-        console.print(f"{name:<{width}}  {first.lstrip('# ')}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name:<{width}}  {first.lstrip('# ')}")
 
 
 @app.command()
@@ -54,4 +55,4 @@ def copy(
             out.write(source.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"cannot write {place}: {error.strerror}; choose another file") from error
-    console.print(f"{place}: train it with fsdfm train {place}", highlight=False, soft_wrap=True)
+    say(console, f"{place}: train it with fsdfm train {place}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import OutOption, console
+from fsdfm.terminal import say
 
 __all__ = ["report", "results"]
 
@@ -23,7 +24,7 @@ def report(
     from fsdfm.show.quality import write_report
 
     written = write_report(files, out, names=name or ())
-    console.print(f"look at {written[0]}; beside it: {', '.join(file.name for file in written[1:])}", soft_wrap=True)
+    say(console, f"look at {written[0]}; beside it: {', '.join(file.name for file in written[1:])}")
 
 
 def results(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import SEPARATOR, OutOption, SeedOption, SeparatorOption, console
+from fsdfm.terminal import say
 
 __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
@@ -23,7 +24,7 @@ def train(
     if not result.speaks:  # another process of the run does
         return
     state = "finished" if result.finished else "stopped and saved; the same command resumes it"
-    console.print(f"{result.folder}: {state}, training step {result.training_step}", highlight=False, soft_wrap=True)
+    say(console, f"{result.folder}: {state}, training step {result.training_step}")
 
 
 def prepare(
@@ -43,7 +44,7 @@ def prepare(
         inputs=tuple(inputs), tokenizer=tokenizer, separator=separator, field=field, max_documents=max_documents
     )
     corpus = prepare_corpus(config, out, processes=processes)
-    console.print(f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {len(corpus.starts):,} documents, {len(corpus):,} tokens")
 
 
 def import_weights(
@@ -103,11 +104,10 @@ def import_weights(
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
-    console.print(
+    say(
+        console,
         f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens{known}, "
         f"{'step-aware' if network.is_step_aware else 'not step-aware'}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -121,7 +121,7 @@ def export(
 
     bundle = run_export(checkpoint, out, half=half)
     parameters = sum(p.numel() for p in bundle.model.parameters())
-    console.print(f"{out}: {parameters:,} parameters", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {parameters:,} parameters")
 
 
 def reflow(
@@ -166,4 +166,4 @@ def reflow(
         count = make_pairs(parent, out, config, runtime=runtime)
     else:
         count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
-    console.print(f"{out}: {count:,} pairs; train on them with data.pairs={out}", highlight=False, soft_wrap=True)
+    say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

@@ -13,6 +13,7 @@ import typer
 
 from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption
 from fsdfm.cli.output import Format, Output, watch
+from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
     from fsdfm.generate import Corruption, Generation, LanguageModel, Request, SamplerOptions
@@ -53,7 +54,7 @@ class Shared:
     states: Annotated[bool, typer.Option("--states", help="Carry the text at every step; with --format json.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto"
     precision: PrecisionOption = "float32"
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as are free.")] = 0
 
     def options(self) -> SamplerOptions:
         """What the sampler wants to know."""
@@ -160,7 +161,7 @@ def _answer(
     else:
         results = lm.run(request.copies(shared.num), **shared.options())
     for sentence in dict.fromkeys(sentence for result in results for sentence in result.warnings):
-        typer.echo(f"warning: {sentence}", err=True)
+        typer.echo(printable(f"warning: {sentence}"), err=True)
     used = lm.sampler_config(**shared.options())
     settings = {**shared.options(), "temperature": used.temperature, "jump": used.jump}
     facts = {"command": command, "model": lm.checkpoint.loaded, "settings": settings}
@@ -168,7 +169,7 @@ def _answer(
     first, calls = results[0], sum(result.calls for result in results)
     seconds = max(result.seconds for result in results)
     told = f"{calls} network calls in {seconds:.2f} s, from t = {first.start:.3g}, seed {first.seed}"
-    typer.echo(told if output.file is None else f"{output.file}: {told}", err=True)
+    typer.echo(told if output.file is None else printable(f"{output.file}: {told}"), err=True)
     return results
 
 

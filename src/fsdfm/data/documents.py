@@ -42,6 +42,8 @@ SEPARATOR = "<|endoftext|>"
 _READ_BYTES = 2**18
 _PIECE_CHARS = 2**14
 _TESTS = {"test", "tests", "idle_test"}
+_LONGEST_DOCUMENT = 2**28  # bytes of one that is read whole, as those of JSON lines are
+_BOMB_BYTES, _BOMB_RATIO = 2**26, 200  # text is packed to a twentieth at best
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 16
 # Byte-pair merges never cross from a word into the space after it, so a cut there changes no token.
 _SAFE_CUTS = (re.compile(r"(?<=\S) (?=\S)"), re.compile(r"(?<=\S)\s"))
@@ -178,8 +180,9 @@ class JsonLines:
         """One chunk a line; blank lines are passed over."""
         read, size = 0, self.weight
         with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_DOCUMENT + 1), b""), 1):
                 read += len(line)
+                _check_size(len(line), f"{self.path}:{number}")
                 if line.strip():
                     where = f"{self.path}:{number}"
                     yield Chunk(_field(_json_object(line, where), self.field, where), True, read / size)
@@ -206,18 +209,22 @@ class Parquet:
         """One chunk a row, read a few rows at a time."""
         pyarrow = _import("pyarrow.parquet", f"reading {self.path}", "pyarrow")
         try:
-            file = pyarrow.ParquetFile(self.path)
+            with pyarrow.ParquetFile(self.path) as file:
+                names, nested = file.schema_arrow.names, self.field not in file.schema.names
         except Exception as error:
             raise ValueError(f"{self.path} is not a Parquet file: {error}") from error
-        with file:
-            names = file.schema_arrow.names
-            if self.field not in names:
-                raise ValueError(f"{self.path} has no column {self.field!r}; give field=NAME, one of {names}")
+        if self.field not in names or nested:
+            what = "no column" if self.field not in names else "no text in column"
+            raise ValueError(f"{self.path} has {what} {self.field!r}; give field=NAME, one of {names}")
+        # Repeated texts are kept once: a file of a few bytes can repeat a long one very often.
+        with pyarrow.ParquetFile(self.path, read_dictionary=[self.field]) as file:
+            _check_pages(self.path, file.metadata, self.field)
             rows, row = file.metadata.num_rows, 0
             for batch in file.iter_batches(batch_size=64, columns=[self.field]):
-                for text in batch.column(0).to_pylist():
+                for text in batch.column(0):
                     row += 1
-                    yield Chunk(_field({self.field: text}, self.field, f"{self.path} row {row}"), True, row / rows)
+                    where = f"{self.path} row {row}"
+                    yield Chunk(_field({self.field: text.as_py()}, self.field, where), True, row / rows)
 
 
 @dataclass(frozen=True)
@@ -390,6 +397,23 @@ def _stripped(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
             space, begun = "", False
 
 
+def _check_size(size: int, where: str) -> None:
+    if size > _LONGEST_DOCUMENT:
+        raise ValueError(f"{where} has more than {_LONGEST_DOCUMENT} bytes; allowed are documents up to that: cut it")
+
+
+def _check_pages(path: Path, metadata: Any, field: str) -> None:
+    """Raise where a column unpacks to more than text can: a bomb of a few bytes takes gigabytes."""
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for column in map(row_group.column, range(row_group.num_columns)):
+            packed, size = column.total_compressed_size, column.total_uncompressed_size
+            if column.path_in_schema.split(".")[0] == field and size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
+                raise ValueError(
+                    f"{path}: row group {group} unpacks {packed} bytes to {size}; allowed is {_BOMB_RATIO}-fold"
+                )
+
+
 def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
@@ -397,7 +421,7 @@ def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
         raise ValueError(
             f"{where} is not UTF-8; convert the file, for example with iconv -f latin1 -t utf-8"
         ) from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error}); write one JSON object a line") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where} is a JSON {type(row).__name__}; write one JSON object a line")

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from fsdfm.files import write_text
+from fsdfm.files import read_text, write_text
 
 __all__ = ["END_OF_TEXT", "Tokenizer", "make_tokenizer"]
 
@@ -24,6 +26,9 @@ END_OF_TEXT = "<|endoftext|>"
 _FILE = "tokenizer.json"
 _BPE_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 _GPT2_ON_THE_HUB = "openai-community/gpt2"
+_LARGEST_FILE = 2**28  # bytes
+_MOST_TOKENS = 2**24
+_MOST_GROWTH = 64  # how much longer a text may become on its way to tokens and back
 _GPT2_SIZE, _GPT2_SAMPLE = 50257, ("Hello world", [15496, 995])
 
 # Every byte that occurs in UTF-8, capitals, a combining accent and a ligature: what lossy tokenizers lose.
@@ -55,6 +60,10 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # "<|endoftext|>" in a text is thirteen characters
         self.eos, self.eos_id = next((t["content"], int(t["id"])) for t in record["added_tokens"] if t.get("eos"))
         self.vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+        if self.vocab_size > _MOST_TOKENS:
+            raise ValueError(
+                f"a token of this tokenizer has the id {self.vocab_size - 1}; allowed are < {_MOST_TOKENS}"
+            )
         # Llama's tokenizers put a space before every text; GPT-2's do not.
         self._prepends_space = self.encode("b a") == self.encode("b") + self.encode("a")
         self._check_lossless()
@@ -75,7 +84,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of several texts, encoded on all cores."""
         try:
-            return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with _library():
+                return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError as error:
             raise ValueError(
                 "a text is not a UTF-8 string (a lone surrogate?); clean it with text.encode(errors='replace').decode()"
@@ -91,7 +101,8 @@ class Tokenizer:
         if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
             wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
             raise ValueError(f"token id {wrong} is outside 0 <= id < {self.vocab_size}; is this the model's tokenizer?")
-        return str(self._backend.decode(ids, skip_special_tokens=skip_special))
+        with _library():
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special))
 
     def save(self, path: str | Path) -> None:
         """Write the definition to a file, or as tokenizer.json into a folder."""
@@ -115,8 +126,9 @@ class Tokenizer:
         for path in (vocab, merges):
             _read(Path(path))
         try:
-            content = models.BPE.read_file(str(vocab), str(merges))
-        except Exception as error:  # the library raises bare Exceptions
+            with _library():
+                content = models.BPE.read_file(str(vocab), str(merges))
+        except ValueError as error:
             raise ValueError(f"{vocab} and {merges} are not a BPE vocabulary with its merges: {error}") from error
         return cls._from_bpe(*content, eos)
 
@@ -208,26 +220,68 @@ def make_tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, _LARGEST_FILE)
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the tokenizer file {path}: {error}") from error
 
 
 def _parse(definition: str) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library raises bare Exceptions
+        with _library():
+            return tokenizers.Tokenizer.from_str(definition)
+    except ValueError as error:
         raise ValueError(f"this is not a tokenizer.json of the tokenizers library: {error}") from error
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """The tokenizers library at work: it raises bare Exceptions, and where it panics what is no Exception at all."""
+    try:
+        yield
+    except (TypeError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"the tokenizers library refuses: {str(error)[:200]}; get the tokenizer again") from error
+
+
+def _check_parts(record: Mapping[str, Any]) -> None:
+    """Raise for parts that make tokens random, or a text many times longer (ten chained replacements: 10^10 times)."""
+    model = record.get("model")
+    if isinstance(model, Mapping) and model.get("dropout") not in (None, 0):
+        raise ValueError(
+            f"this tokenizer's BPE has dropout {model['dropout']!r:.20}: one text would have many encodings; "
+            "set it to null"
+        )
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if (growth := _growth(record.get(part))) > _MOST_GROWTH:
+            raise ValueError(
+                f"this tokenizer's {part} may make a text {growth:.3g} times longer; allowed are {_MOST_GROWTH}"
+            )
+
+
+def _growth(part: Any) -> float:
+    """How many times longer a part, and all that it chains, may make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, Mapping):
+        return 1
+    kind, pattern, content = part.get("type"), part.get("pattern"), part.get("content")
+    if kind == "Replace" and isinstance(content, str) and isinstance(pattern, Mapping):
+        fixed = pattern.get("String")
+        return max(1.0, len(content) / len(fixed) if isinstance(fixed, str) and fixed else len(content) + 1.0)
+    own = {"Prepend": 1.0 + len(str(part.get("prepend", ""))), "ByteLevel": 2.0, "Precompiled": 2.0}.get(str(kind), 1.0)
+    return own * math.prod(_growth(value) for value in part.values() if isinstance(value, list))
 
 
 def _canonical(definition: str, eos: str | None) -> dict[str, Any]:
     """The definition with its end-of-document token marked, and without truncation and padding."""
     try:
         record = json.loads(definition)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"a tokenizer definition must be JSON: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get("added_tokens"), list):
         raise ValueError("this is not a tokenizer.json of the tokenizers library: it lists no added_tokens")
+    _check_parts(record)
     record |= {"truncation": None, "padding": None}
     marked = [token["content"] for token in record["added_tokens"] if token.get("eos")]
     if len(marked) == 1 and eos in (None, marked[0]):

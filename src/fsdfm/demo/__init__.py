@@ -5,6 +5,6 @@ call that writes the folder), card (the measured part of a model card).
 """
 
 from fsdfm.demo.card import write_card
-from fsdfm.demo.report import write_demo
+from fsdfm.demo.report import measured_fragment, write_demo
 
-__all__ = ["write_card", "write_demo"]
+__all__ = ["measured_fragment", "write_card", "write_demo"]

@@ -11,15 +11,15 @@ from html import escape
 from fsdfm.demo.stored import CALLED, SavedSamples, evaluate_commands
 from fsdfm.demo.stories import Order, Programme, Story
 from fsdfm.measure.results import Measured
+from fsdfm.serve.page import static_page
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
 from fsdfm.show.quality.tables import FLAG, Table, matched_table, metric_table, model_tables
-from fsdfm.show.timeline import TIMELINE_STYLE, timeline_html_fragment
-from fsdfm.show.timeline.colours import DARK, LIGHT
+from fsdfm.show.timeline import timeline_html_fragment
 from fsdfm.show.timeline.glyphs import visible
 
-__all__ = ["Page", "page_html"]
+__all__ = ["Page", "measured_section", "page_html", "stories_section"]
 
 _KINDS = {"infill": "Gaps filled · ", "repair": "Damage repaired · "}
 PERPLEXITY, ENTROPY = metric_named("token_perplexity"), metric_named("entropy_bits")
@@ -69,62 +69,63 @@ def page_html(page: Page) -> str:
         "</header>",
         _section(
             "The same noise, side by side",
-            _cards(page, page.stories(page.programme.beside), columns=3),
+            _cards(page.stored, page.stories(page.programme.beside), columns=3),
             "Every one of them set out from the same random tokens.",
         ),
         _section(
             f"More in {few} calls",
-            _cards(page, page.stories(page.programme.more)),
+            _cards(page.stored, page.stories(page.programme.more)),
             "With a beginning, and from nothing.",
         ),
         _section(
             f"Filled in and repaired in {few} calls",
-            _cards(page, page.stories(page.programme.mended)),
+            _cards(page.stored, page.stories(page.programme.mended)),
             "What is given stands fast; only the rest is written.",
         ),
         _section(
             "In fewer calls",
-            _cards(page, page.stories(page.programme.fewer), columns=3),
+            _cards(page.stored, page.stories(page.programme.fewer), columns=3),
             "The first story again, from the same noise.",
         ),
-        _measured(page, comparison) if comparison else "",
-        _section(
-            "More that took long",
-            _cards(page, page.stored.stories),
-            "Made beforehand; the seconds are those of that machine.",
-        )
-        if page.stored.stories
-        else "",
+        measured_section(comparison, page.plot) if comparison else "",
+        stories_section(page.stored),
         f"<footer><p>{escape(page.machine)} The same command gives the same text on the same kind of machine; another "
         "processor may round differently, and a last digit can become another word.</p></footer>",
     ]
-    return _DOCUMENT.format(style=f"{TIMELINE_STYLE}\n{_STYLE}", body="\n".join(part for part in parts if part))
+    return static_page("\n".join(part for part in parts if part), title="fsdfm: stories in a few network calls")
+
+
+def stories_section(stored: SavedSamples) -> str:
+    """Texts that took long, made beforehand; nothing where there are none."""
+    words = "Made beforehand; the seconds are those of that machine."
+    return _section("More that took long", _cards(stored, stored.stories), words) if stored.stories else ""
 
 
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-def _cards(page: Page, stories: Iterable[Story], *, columns: int = 2) -> str:
-    cards = "\n".join(_card(page, story) for story in stories)
+def _cards(stored: SavedSamples, stories: Iterable[Story], *, columns: int = 2) -> str:
+    cards = "\n".join(_card(stored, story) for story in stories)
     return f"<div class='cards of-{columns}'>\n{cards}\n</div>"
 
 
-def _card(page: Page, story: Story) -> str:
+def _card(stored: SavedSamples, story: Story) -> str:
     asked = f"<p class='asked'><b>Given</b> {escape(visible(story.asked))}</p>" if story.asked else ""
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in story.notes)
+    made = f"{_seconds(story.seconds)} · seed {escape(str(story.seed))}"
     return f"""<article>
 <h3>{_called(story.model)} <span class="calls">{_calls(story.calls)}</span></h3>
-<p class="facts">{_KINDS.get(story.command, "")}{_seconds(story.seconds)} · seed {story.seed}{_quality(page, story)}</p>
+<p class="facts">{_KINDS.get(story.command, "")}{made}{_quality(stored, story)}</p>
 {asked}{timeline_html_fragment(story.timeline)}
 {notes}{_code(story.shell)}
 </article>"""
 
 
-def _quality(page: Page, story: Story) -> str:
+def _quality(stored: SavedSamples, story: Story) -> str:
     """What was measured of texts that are made like this one: from nothing, by this model in so many calls."""
-    if any(story.timeline.given) or not page.stored.evaluations:
+    if any(story.timeline.given) or not stored.evaluations:
         return ""
-    row = page.stored.row(story.model, story.calls)
+    row = stored.row(story.model, story.calls)
     if row is None:
         return "<br>Texts made like this one were not measured."
     numbers = (("perplexity", _perplexity(row.metrics, row.flags), ""), ("entropy", _entropy(row.metrics), " bits"))
@@ -187,14 +188,15 @@ def _tile(name: str, judge: str, metrics: Mapping[str, Measured], flags: Sequenc
     )
 
 
-def _measured(page: Page, comparison: Comparison) -> str:
+def measured_section(comparison: Comparison, plot: bytes | None) -> str:
+    """What was measured: the picture, the tables, and how to measure it again."""
     tables = [metric_table(comparison, m) for m in (PERPLEXITY, ENTROPY) if m.name in comparison.metric_names()]
     if (matched := matched_table(comparison)) is not None:
         tables.append(matched)
     further = [table for label, e in comparison.pairs for table in model_tables(label, e, comparison.real_of(label))]
     picture = ""
-    if page.plot is not None:
-        source = b64encode(page.plot).decode()
+    if plot is not None:
+        source = b64encode(plot).decode()
         picture = (
             '<div class="scroll"><img class="plot" alt="Perplexity and entropy against network calls" '
             f'src="data:image/svg+xml;base64,{source}"></div>'
@@ -224,74 +226,3 @@ def _table(table: Table) -> str:
 def _section(title: str, body: str, words: str = "") -> str:
     lead = f"<p>{escape(words)}</p>" if words else ""
     return f"<section><h2>{escape(title)}</h2>{lead}\n{body}</section>"
-
-
-# --- how it looks -----------------------------------------------------------------------------------------------------
-
-_STYLE = f"""
-:root{{color-scheme:light dark;--ground:#f3f4f7;--page:{LIGHT.page};--ink:{LIGHT.ink};--faint:{LIGHT.faint};
- --edge:#dfe2e8;--accent:#3b4a8f}}
-@media (prefers-color-scheme:dark){{:root{{--ground:#0b0d10;--page:{DARK.page};--ink:{DARK.ink};--faint:{DARK.faint};
- --edge:#2b3038;--accent:#a9b6ff}}.plot{{filter:invert(1) hue-rotate(180deg)}}}}
-*{{box-sizing:border-box}}
-body{{max-width:80rem;margin:0 auto;padding:2.5rem clamp(1rem,4vw,3rem) 4rem;background:var(--ground);color:var(--ink);
- font:1rem/1.6 system-ui,sans-serif}}
-h1{{font-size:clamp(1.8rem,5vw,2.8rem);line-height:1.15;letter-spacing:-.02em;margin:0 0 .75rem}}
-h2{{font-size:1.45rem;letter-spacing:-.01em;margin:3rem 0 .25rem}}
-h3{{font-size:1rem;margin:0;display:flex;justify-content:space-between;gap:1rem;align-items:baseline}}
-h4{{font-size:1rem;margin:1.75rem 0 .25rem}}
-section>p,.lede{{max-width:46rem;color:var(--faint);margin:.25rem 0 1rem}}
-.lede{{font-size:1.1rem}}
-.notice{{max-width:46rem;border-left:4px solid var(--accent);padding:.5rem 1rem;background:var(--page);margin:.75rem 0}}
-.tiles,.cards{{display:grid;gap:1rem}}
-.tiles{{grid-template-columns:repeat(auto-fit,minmax(14rem,1fr));margin-top:1.75rem}}
-.of-2{{grid-template-columns:repeat(auto-fit,minmax(min(100%,27rem),1fr))}}
-.of-3{{grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}}
-.tiles>div,article,section>.scroll,details{{background:var(--page);border:1px solid var(--edge);border-radius:.75rem;
- padding:1.1rem 1.25rem;min-width:0}}
-.calls{{color:var(--accent);white-space:nowrap}}
-.tiles p{{margin:0;color:var(--faint);font-size:.9rem}}
-.tiles .big{{font-size:1.9rem;line-height:1.3;margin-top:.35rem;color:var(--ink);letter-spacing:-.02em}}
-.tiles .big small{{font-size:.9rem;letter-spacing:0}}
-.tiles .second{{margin-top:.5rem}} .tiles b{{color:var(--ink)}}
-body:has(#plain:checked) .fsdfm-timeline .text>span{{background:none;box-shadow:none!important;color:inherit}}
-body:has(#plain:checked) .fsdfm-timeline figcaption{{display:none}}
-.lede label{{white-space:nowrap}}
-small{{color:var(--faint);font-weight:400;white-space:nowrap}}
-.facts,.note,.asked{{font-size:.875rem;color:var(--faint);margin:.25rem 0 .75rem}} .facts b{{color:var(--ink)}}
-.asked{{border-left:3px solid var(--edge);padding-left:.75rem}}
-article{{display:flex;flex-direction:column}}
-article .fsdfm-timeline{{margin:0 0 .75rem;flex:1}}
-article .fsdfm-timeline .text{{font:1.05rem/1.75 ui-serif,Charter,Georgia,"Times New Roman",serif}}
-article .fsdfm-timeline .note{{display:none}}
-article .fsdfm-timeline figcaption{{font-size:.78rem}}
-article .fsdfm-timeline .legend{{gap:.15rem .7rem}}
-pre{{margin:0;padding:.55rem .75rem;background:var(--ground);border-radius:.5rem;font-size:.8rem;line-height:1.5;
- white-space:pre-wrap;overflow-wrap:anywhere}}
-code span{{white-space:nowrap}}
-pre+pre{{margin-top:.5rem}}
-.scroll{{overflow-x:auto;margin:.5rem 0}}
-.plot{{display:block;width:100%;min-width:42rem;max-width:64rem;margin:0 auto}}
-table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;min-width:100%}}
-th,td{{text-align:right;padding:.4rem .75rem;border-bottom:1px solid var(--edge);white-space:nowrap}}
-th:first-child{{text-align:left}} tbody tr:last-child>*{{border-bottom:0}}
-details{{margin:1rem 0}} summary{{cursor:pointer;font-weight:600}}
-details .scroll{{margin:.25rem 0 1rem}}
-footer{{margin-top:3rem;color:var(--faint);font-size:.875rem;max-width:46rem}}
-""".strip()
-
-_DOCUMENT = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fsdfm: stories in a few network calls</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""

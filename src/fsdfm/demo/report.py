@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 
 from fsdfm.checkpoint.embedded import embedded_models, find_model, stored_demo
-from fsdfm.demo.page import Page, page_html
+from fsdfm.demo.page import Page, measured_section, page_html, stories_section
 from fsdfm.demo.stored import SavedSamples, read_stored
 from fsdfm.demo.stories import Programme, make_stories
 from fsdfm.files import replace_file, write_text
@@ -25,7 +26,10 @@ from fsdfm.show.quality.figures import draw_quality
 from fsdfm.show.quality.report import DPI
 from fsdfm.show.timeline import Timeline
 
-__all__ = ["LONG", "write_demo"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["LONG", "measured_fragment", "write_demo"]
 
 LONG = 1024  # network calls of the parent's long story
 
@@ -70,15 +74,43 @@ def write_demo(
     return index, first
 
 
+def measured_fragment(models: Mapping[str, LanguageModel]) -> str:
+    """What was measured of the embedded models that are served, as HTML for their page; nothing where none is.
+
+    Without matplotlib the picture is missing. What is of other weights than those served is left out.
+    """
+    known = read_stored(stored_demo(), {name: lm.checkpoint.loaded for name, lm in models.items()})
+    if not known.evaluations or not any(name in known.evaluations for name in models):
+        return ""
+    if any(_is_stale(known, name, lm) for name, lm in models.items()):
+        return ""
+    comparison = known.comparison
+    assert comparison is not None
+    return measured_section(comparison, _svg(known)) + stories_section(known)
+
+
+def _svg(known: SavedSamples) -> bytes | None:
+    try:
+        require_plots()
+    except ValueError:
+        return None
+    figure = None if known.comparison is None else draw_quality(known.comparison)
+    return None if figure is None else _to_svg(figure)
+
+
+def _to_svg(figure: Figure) -> bytes:
+    svg = io.BytesIO()
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return svg.getvalue()
+
+
 def _draw(known: SavedSamples, folder: Path) -> bytes | None:
     """Quality against calls: quality.png in the folder, and the same as SVG for the page."""
     figure = None if known.comparison is None else draw_quality(known.comparison)
     if figure is None:
         return None
     replace_file(folder / "quality.png", partial(figure.savefig, format="png", dpi=DPI))
-    svg = io.BytesIO()
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return svg.getvalue()
+    return _to_svg(figure)
 
 
 def _is_stale(known: SavedSamples, name: str, lm: LanguageModel) -> bool:

@@ -110,7 +110,7 @@ def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
         record = json.loads(file.read_text("utf-8"))
         model = str(record["model"]).rpartition(" from ")[2]
         texts, steps = record["generations"], record["settings"]["steps"]
-        seed, num = record["settings"]["seed"], len(texts)
+        seed, num = int(record["settings"]["seed"]), len(texts)
         other = () if loaded.get(model) == record["model"] else ("Made with other weights than those of this build.",)
         return [
             Story(

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsdfm.checks import require_number, require_whole
+
 __all__ = ["CompensatedSums", "Draw", "Filter", "Float64Sums", "Sums", "draw"]
 
 _BLOCK = 256  # tokens a first-level block
@@ -42,11 +44,11 @@ class Filter:
     def __post_init__(self) -> None:
         for name in ("temperature", "final_temperature"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and not 0 < require_number(name, value, "finite numbers > 0") < math.inf:
                 raise ValueError(f"{name} is {value}; allowed are finite numbers > 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; allowed are whole numbers >= 1, or None to keep every token")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_k is not None:
+            require_whole("top_k", self.top_k, 1)
+        if self.top_p is not None and not 0 < require_number("top_p", self.top_p, "0 < top_p <= 1") <= 1:
             raise ValueError(f"top_p is {self.top_p}; allowed are 0 < top_p <= 1 (0 would filter out every token)")
 
     def at(self, step: int, steps: int) -> Filter:

@@ -136,8 +136,8 @@ class Chain:
 
     def log_marginals(self) -> Tensor:
         """log p of every token at every position, whatever stands elsewhere: [B, L, V]."""
-        alpha, beta = torch.stack(list(self._forward()), 1), self._backward(torch.exp(self.scores))
-        gain = torch.log_softmax(alpha + torch.log(beta), -1) - self.states
+        alpha, beta = torch.stack(list(self._forward()), 1), self._backward()
+        gain = torch.log_softmax(alpha + beta, -1) - self.states
         change = gain[..., -1:].expand_as(self.log_p).scatter(-1, self.tokens, gain[..., :-1])
         return self.log_p + change
 
@@ -149,41 +149,39 @@ class Chain:
         in whose interval it falls; then forwards along those moves. Where the state is the rest, what is left of u
         picks the token in it.
         """
-        links = torch.exp(self.scores)
-        weights = torch.exp(self.states) * self._backward(links)
-        first, _ = _pick(weights[:, 0], u[:, 0])
-        moves, _ = _pick(links.mul_(weights[:, 1:, None]), u[:, 1:, None])
+        weights = self.states + self._backward()
+        start = torch.softmax(weights[:, 0], -1)
+        first, _ = _pick(start, u[:, 0])
+        steps = torch.softmax(self.scores + weights[:, 1:, None], -1)  # p(next state | state)
+        moves, _ = _pick(steps, u[:, 1:, None])
         state = torch.tensor(
-            [_follow(start, rows) for start, rows in zip(first.tolist(), moves.tolist(), strict=True)],
+            [_follow(state, rows) for state, rows in zip(first.tolist(), moves.tolist(), strict=True)],
             device=u.device,
         )
-        came_from = state[:, :-1, None, None].expand(-1, -1, 1, links.shape[-1])
-        rows = torch.cat([weights[:, :1], links.gather(2, came_from)[:, :, 0]], 1)
+        came_from = state[:, :-1, None, None].expand(-1, -1, 1, steps.shape[-1])
+        rows = torch.cat([start[:, None], steps.gather(2, came_from)[:, :, 0]], 1)
         _, left_over = _pick(rows, u)
         rest = state == self.tokens.shape[-1]
         drawn = self.tokens.gather(-1, state.clamp(max=self.tokens.shape[-1] - 1)[..., None])[..., 0]
         if bool(rest.any()):
-            others = torch.exp(self.log_p[rest].scatter(-1, self.tokens[rest], _NEVER))
+            others = torch.softmax(self.log_p[rest].scatter(-1, self.tokens[rest], _NEVER), -1)
             drawn[rest], _ = _pick(others, left_over[rest])
         return drawn
 
     def _forward(self) -> Iterator[Tensor]:
-        """alpha_1, ..., alpha_L, each [B, K+1]."""
-        states, links = self.states.unbind(1), torch.exp(self.scores).unbind(1)
-        alpha = states[0]
+        """alpha_1, ..., alpha_L, each [B, K+1], in logarithms: e^{s / temperature} is no float32 when it is cold."""
+        alpha = self.states[:, 0]
         yield alpha
-        for state, link in zip(states[1:], links, strict=True):
-            top = alpha.detach().amax(-1, keepdim=True)
-            alpha = state + top + torch.log(torch.bmm(torch.exp(alpha - top)[:, None], link)[:, 0])
+        for state, score in zip(self.states[:, 1:].unbind(1), self.scores.unbind(1), strict=True):
+            alpha = state + torch.logsumexp(alpha[..., None] + score, 1)
             yield alpha
 
-    def _backward(self, links: Tensor) -> Tensor:
-        """e^beta of all positions, up to factors: beta_i(a) = log sum_b e^{s(a, b) + u_{i+1}(b) + beta_{i+1}(b)}."""
-        weights, every = torch.exp(self.states).unbind(1), links.unbind(1)
-        betas = [torch.ones_like(weights[-1])]
-        for weight, link in zip(weights[:0:-1], every[::-1], strict=True):
-            beta = torch.bmm(link, (weight * betas[-1])[..., None])[..., 0]
-            betas.append(beta / beta.amax(-1, keepdim=True))
+    def _backward(self) -> Tensor:
+        """beta_i(a) = log sum_b e^{s(a, b) + u_{i+1}(b) + beta_{i+1}(b)} up to constants, beta_L = 0: [B, L, K+1]."""
+        betas = [torch.zeros_like(self.states[:, -1])]
+        for state, score in zip(self.states[:, 1:].unbind(1)[::-1], self.scores.unbind(1)[::-1], strict=True):
+            beta = torch.logsumexp(score + (state + betas[-1])[:, None], -1)
+            betas.append(beta - beta.detach().amax(-1, keepdim=True))
         return torch.stack(betas[::-1], 1)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from fsdfm.checks import require_number, require_whole
 from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions"]
@@ -63,9 +64,9 @@ class SamplerConfig:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and (self.steps != int(self.steps) or not 1 <= self.steps <= MAX_STEPS):
-            raise ValueError(f"steps is {self.steps}; allowed are whole numbers 1 <= steps <= {MAX_STEPS}")
-        if self.start is not None and not 0 <= self.start < 1:
+        if self.steps is not None:
+            require_whole("steps", self.steps, 1, MAX_STEPS)
+        if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
         self.filter()
         self.rule()

@@ -16,7 +16,7 @@ from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.generate.run import GenerationRun
 from fsdfm.noise import Noise, Purpose
-from fsdfm.runtime import Precision, Runtime, RuntimeConfig
+from fsdfm.runtime import Precision, Runtime, RuntimeConfig, free_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,10 +39,12 @@ def load(
     device      auto, cpu, cuda, cuda:1, mps
     precision   float32; bfloat16: faster on a GPU or CPU that has it; auto: bfloat16 on such a GPU, else float32;
                 int8: 8-bit weights, faster on a CPU
-    threads     CPU threads; 0: torch's own choice
+    threads     CPU threads; 0: as many as torch has and the machine has free (`fsdfm.runtime.threads`)
     """
     if precision == "int8" and device not in ("auto", "cpu"):
         raise ValueError(f"precision is int8 and device {device!r}; allowed is cpu: on a GPU use bfloat16")
+    if not threads and device in ("auto", "cpu"):
+        threads = free_threads(torch.get_num_threads())
     config = RuntimeConfig(device=device, precision="float32", threads=threads)
     if precision == "int8":
         config = replace(config, device="cpu")

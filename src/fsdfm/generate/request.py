@@ -6,12 +6,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
+from fsdfm.checks import require_whole
 from fsdfm.data import Tokenizer
 from fsdfm.generate.result import pieces_of
 
-__all__ = ["Begin", "Damage", "PromptEncoder", "Request"]
+__all__ = ["Begin", "Damage", "PromptEncoder", "Request", "longest_text"]
 
 Begin = Literal["document", "anywhere"]
 Damage = Sequence[bool] | Sequence[int] | Sequence[tuple[int, int]]
@@ -46,9 +49,7 @@ class Request:
 
     def copies(self, num: int) -> list[Request]:
         """The same request `num` times, with noise of their own."""
-        if not 1 <= num <= MAX_COPIES:
-            raise ValueError(f"num is {num}; allowed are whole numbers 1 <= num <= {MAX_COPIES}")
-        return [replace(self, copy=copy) for copy in range(num)]
+        return [replace(self, copy=copy) for copy in range(require_whole("num", num, 1, MAX_COPIES))]
 
     def sample_index(self, block: int) -> int:
         """Which sample of the noise a block of this request is: a function of what is asked, not of the batch.
@@ -74,8 +75,8 @@ class PromptEncoder:
     ) -> Request:
         """The prompt, then what is to be written, then the suffix: `length` tokens in all."""
         length = self.length if length is None else length
-        if length != int(length) or length < 1:
-            raise ValueError(f"length is {length}; allowed are whole numbers >= 1, tokens in all")
+        length = require_whole("length", length, 1)
+        self._require_room(length)
         bos = self._bos(begin)
         ahead = [] if prompt is None else self._encode(prompt, "the prompt", opening=True)
         behind = [] if suffix is None else self._encode(suffix, "the suffix", opening=False)
@@ -95,7 +96,9 @@ class PromptEncoder:
         r"""A text with gaps: `[[6]]` stands for six tokens, `\[[` for the two characters."""
         bos = self._bos(begin)
         tokens, frozen = list(bos), [True] * len(bos)
-        parts = _split_gaps(_require_text(text))
+        self._require_short(_require_text(text), "the text")
+        parts = _split_gaps(text)
+        self._require_room(sum(part for part in parts if isinstance(part, int)))
         for index, part in enumerate(parts):
             if isinstance(part, int):
                 tokens += [0] * part
@@ -141,7 +144,7 @@ class PromptEncoder:
         return [self.tokenizer.eos_id if self.bos_id is None else self.bos_id]
 
     def _encode(self, text: str, what: str, *, opening: bool) -> list[int]:
-        _require_text(text, what)
+        self._require_short(_require_text(text, what), what)
         if self.tokenizer.eos in text:
             raise ValueError(f"{what} holds {self.tokenizer.eos}, which ends a document; cut it there, or take it out")
         return self.tokenizer.encode(text) if opening else self._encode_inside(text)
@@ -158,6 +161,7 @@ class PromptEncoder:
     def _check(self, tokens: Sequence[int]) -> list[int]:
         if not tokens:
             raise ValueError("the text is empty; give at least one word")
+        self._require_room(len(tokens))
         self.tokenizer.decode(tokens)  # raises for what is no token
         return [int(token) for token in tokens]
 
@@ -178,7 +182,8 @@ class PromptEncoder:
     def _mark_positions(self, num_tokens: int, positions: Sequence[int]) -> list[bool]:
         if wrong := [place for place in positions if not 0 <= place < num_tokens]:
             raise ValueError(f"damaged has token position {wrong[0]}; allowed are 0 .. {num_tokens - 1}")
-        return [place in positions for place in range(num_tokens)]
+        known = set(positions)
+        return [place in known for place in range(num_tokens)]
 
     def _mark_spans(self, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
         pieces = pieces_of(self.tokenizer, tokens)
@@ -186,14 +191,56 @@ class PromptEncoder:
         for span in spans:
             if len(span) != 2 or not 0 <= span[0] < span[1] <= size:
                 raise ValueError(f"damaged has the span {span}; allowed are 0 <= begin < end <= {size} characters")
-        marked, at = [], 0
-        for piece in pieces:
-            marked.append(any(begin < at + len(piece) and at < end for begin, end in spans))
-            at += len(piece)
-        return marked
+        covered = list(accumulate(_depths(spans, size), lambda sum, depth: sum + (depth > 0), initial=0))
+        within = _depths([(begin + 1, end) for begin, end in spans], size)  # where a token of no character is damaged
+        ends = list(accumulate(map(len, pieces), initial=0))
+        return [covered[end] > covered[begin] if end > begin else within[begin] > 0 for begin, end in pairwise(ends)]
+
+    # --- limits, before anything is tokenised or allocated ------------------------------------------------------------
+
+    @cached_property
+    def most(self) -> int:
+        """The most tokens that a text may have."""
+        return longest_text(self.length, extra=int(self.bos_id is not None))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.pieces))
+
+    def _require_room(self, num_tokens: int) -> None:
+        if num_tokens > self.most:
+            raise ValueError(
+                f"{num_tokens} tokens are too many; at most {self.most} are possible, {MAX_BLOCKS} blocks: ask for less"
+            )
+
+    def _require_short(self, text: str, what: str) -> None:
+        """Raise for a text that even of the longest tokens would have too many."""
+        if len(text) > self.most * self._longest_token:
+            raise ValueError(
+                f"{what} has {len(text)} characters, more than {self.most} tokens, which are the most that are "
+                "possible, can hold: cut it"
+            )
+
+
+def _depths(spans: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """How many spans cover each of the characters 0 .. size, in one pass."""
+    changes = [0] * (size + 2)
+    for begin, end in spans:
+        changes[begin] += 1
+        changes[end] -= 1
+    return list(accumulate(changes))
+
+
+def longest_text(size: int, *, extra: int = 0) -> int:
+    """The most tokens that a text of a model of this training length may have."""
+    if size <= extra:
+        raise ValueError(f"length is {size}; a model that has its first token given needs at least {extra + 1} tokens")
+    return size + (MAX_BLOCKS - 1) * ((size - extra + 1) // 2)
 
 
 def _require_text(text: str, what: str = "the text") -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{what} is {text!r:.40}; allowed is a string")
     if not text:
         raise ValueError(f"{what} is empty; write something, or leave it out")
     return text

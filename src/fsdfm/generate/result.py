@@ -13,6 +13,10 @@ from fsdfm.data import Tokenizer
 __all__ = ["Generation", "State", "pieces_of"]
 
 
+_REPLACED = "\ufffd"  # stands for bytes that are no character
+_WINDOW, _CONTEXT = 64, 8  # tokens that are decoded together, and those before them that say how they begin
+
+
 def pieces_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, ...]:
     """The text of every token; joined they are the text of all of them.
 
@@ -22,17 +26,23 @@ def pieces_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, ...]:
     """
     text = tokenizer.decode(tokens)
     bounds = [0]
+    first = seen = at = 0  # decode(tokens[first:k])[seen:] continues text[:at]
     for k in range(1, len(tokens)):
-        bounds.append(max(bounds[-1], _common_prefix(tokenizer.decode(tokens[:k]), text, bounds[-1])))
+        window = tokenizer.decode(tokens[first:k])
+        bounds.append(max(bounds[-1], at + _common_prefix(window[seen:], text[at : at + len(window)])))
+        if k >= first + _WINDOW and text.startswith(window[seen:], at):  # no character is cut here: begin anew
+            context = tokenizer.decode(tokens[k - _CONTEXT : k])
+            if _REPLACED not in context and text.endswith(context, 0, at + len(window) - seen):
+                at, first, seen = at + len(window) - seen, k - _CONTEXT, len(context)
     bounds.append(len(text))
     return tuple(text[begin:end] for begin, end in pairwise(bounds)) if tokens else ()
 
 
-def _common_prefix(a: str, b: str, known: int) -> int:
-    """The length of the common prefix of two texts, if the first `known` characters agree."""
+def _common_prefix(a: str, b: str) -> int:
+    """The length of the common prefix of two texts."""
     if b.startswith(a):
         return len(a)
-    return next((k for k in range(known, min(len(a), len(b))) if a[k] != b[k]), min(len(a), len(b)))
+    return next((k for k in range(min(len(a), len(b))) if a[k] != b[k]), min(len(a), len(b)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fsdfm.flow.posterior import LogitsHook, Rows
 from fsdfm.generate.blind import consistent_time
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
-from fsdfm.generate.request import MAX_BLOCKS, Request
+from fsdfm.generate.request import MAX_BLOCKS, Request, longest_text
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.noise import Noise
 
@@ -45,13 +45,6 @@ def cut_blocks(length: int, size: int, *, extra: int = 0) -> list[range]:
         stop = min(blocks[-1].stop + (inner + 1) // 2, length)
         blocks.append(range(max(0, stop - inner), stop))
     return blocks
-
-
-def longest_text(size: int, *, extra: int = 0) -> int:
-    """The most tokens that a text of a model of this training length may have."""
-    if size <= extra:
-        raise ValueError(f"length is {size}; a model that has its first token given needs at least {extra + 1} tokens")
-    return size + (MAX_BLOCKS - 1) * ((size - extra + 1) // 2)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fsdfm.files import write_text
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Trainer
+from fsdfm.terminal import say
 
 __all__ = ["JsonLines", "ProgressBar", "duration", "tensorboard"]
 
@@ -85,7 +86,7 @@ class ProgressBar:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
 
 def _parts(logs: Mapping[str, float]) -> str:

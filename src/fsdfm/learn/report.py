@@ -31,12 +31,14 @@ class Report:
     logs: Mapping[str, float]  # what the objective noted
     loss_by_h_t: Mapping[str, Mapping[str, float]]  # log2 h -> first time of the bin -> loss
     alarm: str | None = None
+    averaged: int = 1  # training steps; the first report after a resume may have fewer than the others
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values, one line of `metrics.jsonl`."""
         named = {"loss", "training_step"}
         return {
             "training_step": self.training_step,
+            "averaged_steps": self.averaged,
             "loss": self.loss,
             "learning_rate": self.learning_rate,
             "grad_norm": self.grad_norm,

@@ -228,6 +228,7 @@ class Trainer:
             logs=means,
             loss_by_h_t=tally.loss_by_h_t(),
             alarm=self.alarm.check(means.get("target_entropy")),
+            averaged=tally.steps,
         )
         if self.hooks.report is not None:
             self.hooks.report(report)

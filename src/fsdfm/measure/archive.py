@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Archive:
         for record in self._records(kind):
             if (record["steps"], record["temperature"]) == (steps, temperature) and record["sample"] < num:
                 found[record["sample"]] = record
-        whole = [found[k] for k in range(len(found)) if k in found]
+        whole = [found[k] for k in takewhile(found.__contains__, count())]
         if not whole:
             return None
         names = [name for name in whole[0] if name not in ("kind", "steps", "temperature", "sample", "text", "tokens")]

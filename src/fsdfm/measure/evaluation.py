@@ -46,6 +46,7 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
+from fsdfm.terminal import say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationRequest", "Outcome", "count", "parse_steps", "run_evaluation"]
 
@@ -559,7 +560,7 @@ def _warn(console: Console, data: Data, options: Options) -> None:
             "samples; the guard compares as many samples as there are rows"
         )
     for sentence in told:
-        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"note: {sentence}")
 
 
 class _Report:
@@ -567,7 +568,12 @@ class _Report:
 
     def __init__(self, console: Console):
         self.console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.progress = Progress(
             *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
         )
@@ -589,7 +595,7 @@ class _Report:
         self.progress.update(self.task, completed=done, total=total)
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, sentence)
 
     def known(self, evaluation: Evaluation) -> list[str]:
         """A sentence on every row that was not told of yet; it is told of now."""

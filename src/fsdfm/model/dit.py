@@ -296,10 +296,12 @@ class DiT(nn.Module):
         """The rotary phases of positions 0 .. length-1, kept until another length is asked for."""
         if torch.compiler.is_compiling():
             return rotary_phases(length, self.config.head_width, device=device)
-        if self._phases is None or self._phases[0] != (length, device):
+        kept = self._phases  # read once: another thread may ask for another length meanwhile
+        if kept is None or kept[0] != (length, device):
             with torch.inference_mode(False):  # else training could not use what sampling has left here
-                self._phases = ((length, device), rotary_phases(length, self.config.head_width, device=device))
-        return self._phases[1]
+                kept = ((length, device), rotary_phases(length, self.config.head_width, device=device))
+            self._phases = kept
+        return kept[1]
 
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""

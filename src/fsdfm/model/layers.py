@@ -11,12 +11,13 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fsdfm.files import did_you_mean
 
 __all__ = [
     "AdaptiveBlock",
@@ -116,9 +117,7 @@ class StackConfig:
         known = [field.name for field in fields(cls)]
         for key in values:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(known)}"
-                raise ValueError(f"{key!r} is not a field of {cls.__name__}; {hint}")
+                raise ValueError(f"{key!r} is not a field of {cls.__name__}; {did_you_mean(key, known)}")
         try:
             return cls(**values)
         except TypeError as error:  # a required field is missing

@@ -11,7 +11,7 @@ from fsdfm.config import FlowConfig, Recipe
 from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
-from fsdfm.model import DiT
+from fsdfm.model import Network
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
@@ -44,7 +44,7 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
 
 
 def make_trainer(
-    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: DiT | None = None
+    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: Network | None = None
 ) -> Trainer:
     """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from fsdfm import data, flow
 from fsdfm.checkpoint import (
@@ -23,6 +24,7 @@ from fsdfm.checkpoint import (
 )
 from fsdfm.files import file_sha256
 from fsdfm.model import DiT
+from fsdfm.terminal import printable
 
 __all__ = ["import_released"]
 
@@ -57,7 +59,8 @@ def import_released(
     dtype = torch.float16 if half else torch.float32
     with open_released(file, settings, weights, dtype=dtype) as released:
         bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
-        with console.status(f"reading {released.path}, {released.path.stat().st_size / 1e9:.1f} GB"):
+        size = released.path.stat().st_size / 1e9
+        with console.status(Text(printable(f"reading {released.path}, {size:.1f} GB"))):
             about = {"file": released.path.name, "group": released.group, "sha256": file_sha256(released.path)}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
             save_model(out, bundle, dtype=dtype, tensors=released)

@@ -24,6 +24,7 @@ from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
 from fsdfm.run.weights import check, frozen_parent, start
 from fsdfm.runtime import Runtime, require_strategy
+from fsdfm.terminal import say
 
 __all__ = ["train"]
 
@@ -88,7 +89,7 @@ def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> P
     held.enter_context(lock(out))
     place, problems = recover(out / CHECKPOINTS)
     for problem in problems:
-        console.print(f"warning: {problem}; using {place}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: {problem}; using {place}")
     if place is not None:
         check_same(out / "recipe.toml", recipe)
     return place

@@ -5,6 +5,7 @@ from fsdfm.runtime.processes import ALONE, EchoError, Processes, is_sharded, loc
 from fsdfm.runtime.session import commit, interrupt_on_sigterm, stop_on_signal, versions
 from fsdfm.runtime.shards import load_shards, save_shards
 from fsdfm.runtime.spawn import share_threads, spawn_local
+from fsdfm.runtime.threads import free_threads
 
 __all__ = [
     "ALONE",
@@ -15,6 +16,7 @@ __all__ = [
     "RuntimeConfig",
     "Strategy",
     "commit",
+    "free_threads",
     "interrupt_on_sigterm",
     "is_sharded",
     "load_shards",

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from fsdfm.files import replace_file
+from fsdfm.terminal import say
 
 __all__ = ["Tick", "progress", "writable_folder"]
 
@@ -50,7 +51,7 @@ class Tick(Protocol):
 def progress(what: str, total: int, console: Console | None = None) -> Iterator[Tick]:
     """A bar of `total` parts on standard error, or on the console that is given; in a log, a line now and then."""
     screen = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = told = time.monotonic()
     with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=total)
@@ -61,7 +62,7 @@ def progress(what: str, total: int, console: Console | None = None) -> Iterator[
             now = time.monotonic()
             if not screen.is_terminal and now - told >= _SECONDS_BETWEEN_LINES:
                 told, finished = now, int(bar.tasks[0].completed)
-                screen.print(f"{doing}: {finished} of {total} after {(now - began) / 60:.1f} min", highlight=False)
+                say(screen, f"{doing}: {finished} of {total} after {(now - began) / 60:.1f} min")
 
         yield tick
         bar.update(task, description=f"{what}: done")

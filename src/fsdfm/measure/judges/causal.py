@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fsdfm.checkpoint import convert_llama2c
 from fsdfm.data import Tokenizer
-from fsdfm.files import write_json
+from fsdfm.files import read_text, write_json
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 
@@ -106,19 +106,28 @@ def read_causal(folder: str | Path) -> tuple[CausalModel, Tokenizer, int | None]
     if config.get("format") != _FORMAT:
         raise ValueError(f"{folder} holds no causal model of ours; name a folder that save_causal wrote")
     tokenizer = Tokenizer.load(folder)
-    if tokenizer.hash != config["tokenizer"]:
+    if tokenizer.hash != config.get("tokenizer"):
         raise ValueError(f"{folder} has another tokenizer than its {_CONFIG} names; get it again")
-    model = CausalModel(CausalConfig.from_dict(config["model"]))
     try:
-        model.load_state_dict(load_file(folder / _WEIGHTS))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{folder / _WEIGHTS} does not fit its {_CONFIG} ({error}); get it again") from error
-    return model, tokenizer, config["bos_id"]
+        if not (folder / _WEIGHTS).is_file():
+            raise ValueError("it is missing, or no plain file")
+        tensors = load_file(folder / _WEIGHTS)
+        network = CausalConfig.from_dict(config["model"])
+        if network.num_blocks > len(tensors):  # before a million empty blocks are built
+            raise ValueError(f"it has {len(tensors)} tensors, too few for {network.num_blocks} blocks")
+        with torch.device("meta"):  # what is allocated is what the file holds, not what config.json says
+            model = CausalModel(network)
+        model.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError, SafetensorError) as error:
+        raise ValueError(
+            f"{folder / _WEIGHTS} does not fit its {_CONFIG} ({str(error)[:200]}); get it again"
+        ) from error
+    return model, tokenizer, config.get("bos_id")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / _CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(read_text(folder / _CONFIG))
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -7,6 +7,7 @@ Weights become float32.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
+from fsdfm.checks import require_whole
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
@@ -76,7 +78,9 @@ class GgufFile:
         quantisation = GGMLQuantizationType(kind)
         block, size = GGML_QUANT_SIZES[quantisation]
         row = shape[-1] // block * size
-        count = row * int(np.prod(shape[:-1]))
+        count = row * math.prod(shape[:-1])
+        if not 0 < count <= len(self.data) - offset:
+            raise ValueError(f"the tensor {name} has {count} bytes at {offset}, which the file does not")
         raw = self.data[offset : offset + count].reshape(-1, row)
         values = np.empty((len(raw), shape[-1]), dtype=np.float32)
         for start in range(0, len(raw), _ROWS_AT_ONCE):
@@ -118,6 +122,8 @@ class _Reader:
             return self.string()
         if kind == _ARRAY:
             of, count = self.number("I"), self.number("Q")
+            if of == _ARRAY or count > len(self.data) - self.at:
+                raise struct.error(f"an array of {count} values of kind {of} does not fit the file")
             return self.numbers(_NUMBERS[of], count) if of in _NUMBERS else [self.value(of) for _ in range(count)]
         return self.number(_NUMBERS[kind])
 
@@ -139,11 +145,11 @@ def read_gguf(*parts: str | Path) -> GgufFile:
         num_tensors, num_values = reader.number("Q"), reader.number("Q")
         metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_values)}
         found = [_tensor_entry(reader) for _ in range(num_tensors)]
-    except (OSError, ValueError, KeyError, struct.error) as error:
+        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, 2**20)
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ValueError(
             f"{path} is no GGUF file of version 2 or 3 that can be read ({error}); get it again"
         ) from error
-    alignment = int(metadata.get("general.alignment", 32))
     start = -(-reader.at // alignment) * alignment
     return GgufFile(
         path.name, data, metadata, {name: (shape, kind, start + offset) for name, shape, kind, offset in found}
@@ -152,7 +158,8 @@ def read_gguf(*parts: str | Path) -> GgufFile:
 
 def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.string()
-    shape = tuple(reader.number("Q") for _ in range(reader.number("I")))[::-1]  # stored fastest axis first
+    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, 8)
+    shape = tuple(reader.number("Q") for _ in range(axes))[::-1]  # stored fastest axis first
     return name, shape, reader.number("I"), reader.number("Q")
 
 
@@ -160,6 +167,16 @@ def llama_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A plain Llama network as a judge; `bos_id` replaces the first token that the file names."""
+    try:
+        return _llama_judge(file, name, bos_id, device=device)
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{file.name} is no Llama network that can be read ({type(error).__name__}: {str(error)[:200]}); "
+            "get it again"
+        ) from error
+
+
+def _llama_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:
     facts, tokens = file.metadata, file.metadata["tokenizer.ggml.tokens"]
     config = CausalConfig(
         vocab_size=len(tokens),
@@ -173,8 +190,11 @@ def llama_judge(
         norm_eps=facts["llama.attention.layer_norm_rms_epsilon"],
         max_length=min(LONGEST_CONTEXT, facts["llama.context_length"]),
     )
-    model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
-    model.load_state_dict(_state(file, config))
+    if config.num_blocks > len(file.tensors):  # before a million empty blocks are built
+        raise ValueError(f"it has {len(file.tensors)} tensors, too few for {config.num_blocks} blocks")
+    with torch.device("meta"):  # what is allocated is what the file holds, not what its header says
+        model = _Llama(config, base=float(facts.get("llama.rope.freq_base", _ROTARY_BASE)))
+    model.load_state_dict(_state(file, config), assign=True)
     model.to(device).eval().requires_grad_(False)
     first = bos_id if bos_id is not None else facts.get("tokenizer.ggml.bos_token_id")
     return TokenJudge(

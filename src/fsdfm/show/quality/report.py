@@ -31,6 +31,7 @@ from fsdfm.show.quality.tables import (
     matched_table,
     metric_table,
     model_tables,
+    plain_markdown,
     results_csv,
 )
 
@@ -104,7 +105,7 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
     parts = ["# Quality by number of steps\n", _heading(comparison), few_steps_table(comparison).to_markdown()]
     parts += [*pictures("quality"), *pictures("panels")]
     if several:
-        parts.append(f"## Against {comparison.labels[0]}\n")
+        parts.append(f"## Against {plain_markdown(comparison.labels[0])}\n")
         for number, label in enumerate(comparison.labels[1:], start=2):
             parts += [changes_table(comparison, label).to_markdown(), *pictures(change_name(label, number))]
         present = comparison.metric_names()
@@ -123,7 +124,7 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
         parts += [table.to_markdown() for table in tables]
         if (controls := controls_table(label, evaluation, comparison.real_of(label))) is not None:
             parts.append(controls.to_markdown())
-        parts.append(facts_in_words(evaluation) + "\n")
+        parts.append(plain_markdown(facts_in_words(evaluation)) + "\n")
     return "\n".join(parts)
 
 
@@ -133,9 +134,9 @@ def _heading(comparison: Comparison) -> str:
         "⚑ marks a perplexity that must not be read alone: its text left the band of real text, why stands under the "
         "table. Text that repeats itself is easy to predict.",
         "",
-        judge_in_words(comparison.evaluations[0].judge),
+        plain_markdown(judge_in_words(comparison.evaluations[0].judge)),
     ]
-    care = [f"- {warning}" for warning in comparison.warnings]
+    care = [f"- {plain_markdown(warning)}" for warning in comparison.warnings]
     if care:
         lines += ["", "**Compare with care:**", "", *care]
     return "\n".join(lines) + "\n"

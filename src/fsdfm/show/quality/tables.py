@@ -26,12 +26,14 @@ __all__ = [
     "matched_table",
     "metric_table",
     "model_tables",
+    "plain_markdown",
     "results_csv",
 ]
 
 FLAG = "⚑"
 BLIND = "⊘"  # a metric that a negative control fools
 PAPER_BUDGETS = (1, 2, 4, 8, 16, 1024)
+_FORMULA = tuple("=+-@\t\r")  # what a spreadsheet begins a formula with
 COMPARED = ("token_perplexity", "entropy_bits", "distinct_2", "accuracy", "mauve")
 
 
@@ -69,13 +71,13 @@ class Table:
 
     def to_markdown(self) -> str:
         """The table with its title, caption and notes, in GitHub's Markdown."""
-        lines = [f"### {_escape(self.title)}", ""]
+        lines = [f"### {plain_markdown(self.title)}", ""]
         if self.caption:
             lines += [self.caption, ""]
         lines += [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
         lines += [_line(row) for row in self.rows]
         if self.notes:
-            lines += ["", *("<br>\n".join(map(_escape, self.notes)),)]
+            lines += ["", *("<br>\n".join(map(plain_markdown, self.notes)),)]
         return "\n".join(lines) + "\n"
 
     def to_html(self) -> str:
@@ -395,8 +397,15 @@ def _csv_metrics(values: Mapping[str, Measured], metrics: list[str]) -> list[Any
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(["" if isinstance(v, float) and math.isnan(v) else v for v in line] for line in lines)
+    writer.writerows([_csv_cell(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """NaN as nothing; a text that a spreadsheet would take for a formula as text."""
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -411,8 +420,10 @@ def _letter(count: int) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_escape, cells))} |"
+    return f"| {' | '.join(map(plain_markdown, cells))} |"
 
 
-def _escape(text: str) -> str:
+def plain_markdown(text: str) -> str:
+    """A text of somebody else's as it is: its HTML is shown, not obeyed, and its links and pictures are no links."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")
     return " ".join(text.replace("|", "\\|").split())

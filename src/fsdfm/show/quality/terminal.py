@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from fsdfm.measure.results import Evaluation
 from fsdfm.show.quality.comparison import Comparison, Real
 from fsdfm.show.quality.metrics import GAP, metric_named
 from fsdfm.show.quality.tables import Notes, Table, controls_table, matched_table, model_tables
+from fsdfm.terminal import printable, say
 
 __all__ = ["print_tables"]
 
@@ -59,14 +61,14 @@ def _print(table: Table, console: Console, *, keys: int) -> None:
         for n, name in enumerate(table.header)
     ]
     for part in _fit(widths, keys, console.width):
-        shown = RichTable(title=table.title, title_justify="left")
+        shown = RichTable(title=Text(printable(table.title)), title_justify="left")
         for n in part:
-            shown.add_column(table.header[n], justify="left" if n == 0 else "right", width=widths[n])
+            shown.add_column(Text(table.header[n]), justify="left" if n == 0 else "right", width=widths[n])
         for row in cells:
-            shown.add_row(*(row[n] for n in part))
+            shown.add_row(*(Text(printable(row[n])) for n in part))
         console.print(shown)
     for note in table.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        say(console, note)
 
 
 def _fit(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:

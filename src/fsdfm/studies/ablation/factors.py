@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Literal
+
+from fsdfm.files import did_you_mean
 
 __all__ = [
     "FACTORS",
@@ -121,8 +122,7 @@ def find_factor(name: str) -> Factor:
     """The factor of a name; a ValueError names the nearest."""
     if name in FACTORS:
         return FACTORS[name]
-    near = get_close_matches(name, FACTORS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FACTORS)}"
+    hint = did_you_mean(name, FACTORS, f"there are {', '.join(FACTORS)}")
     raise ValueError(f"there is no factor {name!r}; {hint}")
 
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import MaskSource, Source
-from fsdfm.model.crf_head import CRFConfig, TransitionTables
-from fsdfm.model.layers import StackConfig
+from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.sudoku.board import cell_groups
 
@@ -130,8 +129,8 @@ class BoardNetwork(nn.Module):
 
 
 def _transitions(vocab_size: int, rank: int, seed: int) -> TransitionTables:
-    stack = StackConfig(vocab_size=vocab_size, width=2, num_heads=1, num_blocks=1)  # of which the tables need V alone
-    tables = TransitionTables(stack, CRFConfig(rank=rank))
+    shape = ModelConfig(vocab_size=vocab_size, width=4, num_heads=1, num_blocks=1)
+    tables = TransitionTables(shape, CRFConfig(rank=rank))
     tables.initialise(seed)
     return tables
 

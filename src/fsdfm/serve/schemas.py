@@ -1,0 +1,258 @@
+"""What is asked and answered, as OpenAPI describes it: OpenAI's completions, and what few-step text has beyond them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+__all__ = [
+    "Completion",
+    "CompletionBody",
+    "ErrorEnvelope",
+    "FimBody",
+    "InfillBody",
+    "ModelCard",
+    "ModelList",
+    "RepairBody",
+    "Status",
+]
+
+MAX_TEXT = 65_536
+MAX_PROMPTS = 16
+MAX_N = 16
+MAX_STEPS = 1024
+MAX_SEED = 2**63 - 1
+
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Span = Annotated[list[int], Field(min_length=2, max_length=2)]
+Jump = Literal["exact", "single", "instant", "systematic", "spaced"]
+
+
+class _Body(BaseModel):
+    """Nothing is silently ignored: an unknown field is an error that names it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Body):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = Field(default=False, description="An event with the usage before the end.")
+
+
+class Sampling(_Body):
+    """How a text is sampled: the options every endpoint has."""
+
+    model: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        default=None, description="One of /v1/models; the server's first unless said."
+    )
+    n: int | None = Field(default=1, ge=1, le=MAX_N, description="How many texts.")
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SEED,
+        description="The same request with the same seed gives the same text. A random one unless said; the answer "
+        "names it.",
+    )
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Below 1: bolder about what is likely. The model's own advice unless said.",
+    )
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Keep the likeliest tokens up to this probability."
+    )
+    top_k: int | None = Field(default=None, ge=1, le=2**31, description="Keep so many of the likeliest tokens.")
+    steps: int | None = Field(
+        default=None, ge=1, le=MAX_STEPS, description="Network calls for a block of text; 8 unless said."
+    )
+    jump: Jump | None = Field(default=None, description="The rule of a step; the model's own advice unless said.")
+    start: float | None = Field(
+        default=None, ge=0, lt=1, description="The time to start from; it follows from what is given unless said."
+    )
+    stream: bool | None = Field(default=False, description="Server-sent events instead of one answer.")
+    stream_options: StreamOptions | None = None
+    diffusing: bool | None = Field(
+        default=False,
+        description="With stream: an event for every step; its text replaces that of the events before.",
+    )
+    details: bool | None = Field(
+        default=False,
+        description="Also the tokens: their pieces of text, the step that changed each last, what is given.",
+    )
+    user: Annotated[str, StringConstraints(max_length=512)] | None = Field(default=None, description="Ignored.")
+
+
+class _Continuation(Sampling):
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="Tokens to write at most; what the model's length leaves unless said. The text is written into "
+        "exactly so much room, and may end before.",
+    )
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(
+        default=None, description="The text is cut before the first of these."
+    )
+
+
+class CompletionBody(_Continuation):
+    """A text after a prompt, before a suffix, between both, or from nothing."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] | None = Field(
+        default=None, description="What the text begins with; several give several texts. Empty: nothing is given."
+    )
+    suffix: Text | None = Field(default=None, description="What stands behind the text.")
+    echo: bool | None = Field(default=False, description="Whether the answer begins with the prompt.")
+    gaps: bool | None = Field(
+        default=False, description=r"Read [[6]] in the prompt as a gap of six tokens; the answer is the whole text."
+    )
+    start_from: Text | None = Field(
+        default=None,
+        description="A draft of the text to be written; it is noised back to `start`, or as far as the model finds it "
+        "damaged, and written anew from there.",
+    )
+    logprobs: int | None = Field(default=None, description="Refused: tokens are revised, none has one probability.")
+    logit_bias: dict[str, float] | None = Field(default=None, description="Refused unless empty.")
+    best_of: int | None = Field(default=None, description="Refused unless it is n.")
+    presence_penalty: float | None = Field(default=None, description="Refused unless 0.")
+    frequency_penalty: float | None = Field(default=None, description="Refused unless 0.")
+
+
+class FimBody(_Continuation):
+    """A text between a prompt and a suffix."""
+
+    prompt: Text
+    suffix: Text | None = None
+
+
+class InfillBody(Sampling):
+    """A text with gaps."""
+
+    text: Text = Field(description=r"[[6]] is a gap of six tokens, \[[ the two characters.")
+
+
+class RepairBody(Sampling):
+    """A damaged text."""
+
+    text: Text
+    damaged: list[Span] | None = Field(
+        default=None,
+        max_length=1024,
+        description="Damaged characters, [begin, end); these are written anew and the rest stands fast. Left out: "
+        "every token may change.",
+    )
+    corrupt: float | None = Field(
+        default=None, gt=0, le=1, description="First replace this share of the tokens by noise, to see it repaired."
+    )
+    blind: bool | None = Field(default=False, description="With corrupt: do not tell the model where.")
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Usage(BaseModel):
+    """Tokens given and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Details(BaseModel):
+    """A text token by token.
+
+    pieces         the text of every token; joined they are the text
+    last_changed   the step that changed it last; 0: none did
+    given, marked, replaced   token positions: stood fast; said to be damaged; other than before the repair
+    """
+
+    pieces: list[str]
+    last_changed: list[int]
+    given: list[int]
+    marked: list[int]
+    replaced: list[int]
+    asked: str | None = None
+
+
+class Made(BaseModel):
+    """How a text came about."""
+
+    seed: int
+    copy_: int = Field(serialization_alias="copy", validation_alias="copy")
+    steps: int
+    calls: int
+    start: float
+    seconds: float
+    temperature: float | None
+    jump: str | None
+    warnings: list[str]
+    details: Details | None = None
+
+
+class Choice(BaseModel):
+    """One text. finish_reason `stop`: the model ended it, or a stop was met; `length`: the room is full."""
+
+    text: str
+    index: int
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+    fsdfm: Made
+
+
+class Completion(BaseModel):
+    """The answer: OpenAI's, and `fsdfm` in every choice."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    length: int
+    parameters: int
+    vocab_size: int
+    budgets: list[int] | None
+    advice: dict[str, Any] | None
+
+
+class ModelList(BaseModel):
+    """The models, the default first."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Status(BaseModel):
+    """How the server is."""
+
+    status: str
+    running: int = 0
+    waiting: int = 0
+
+
+class ErrorBody(BaseModel):
+    """What was wrong, what is allowed, where."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    """OpenAI's envelope of an error."""
+
+    error: ErrorBody
