@@ -1,4 +1,4 @@
-"""The playground in a real browser: type, write, watch, fill gaps, repair, be refused, lose the server and find it again.
+"""The playground in a real browser: write, watch, fill gaps, repair, be refused, lose the server and find it again.
 
 Debian: apt-get install chromium chromium-driver. Without them these tests are skipped.
 """
@@ -9,7 +9,9 @@ import time
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+
+from selenium import webdriver
 
 from live_server import serving
 
