@@ -141,12 +141,16 @@ class CausalHead(JointHead):
         forbidden: int | None = None,
     ) -> Tensor:
         """log p(x_i | x_<i, f_i) of every position: [B, L]."""
-        inputs, base = self._inputs(features, t, h)
-        z = inputs + F.pad(_embed(network, x_1[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
-        logits = network.logits_at((base + self.combine(self._stack(z, 0, None))).flatten(0, 1)).float()
+        logits = network.logits_at(self.read(network, features, x_1, t=t, h=h).flatten(0, 1)).float()
         if forbidden is not None:
             logits = without_token(logits, forbidden)
         return torch.log_softmax(logits, -1).gather(-1, x_1.flatten()[:, None])[:, 0].view_as(x_1)
+
+    def read(self, network: SplitNetwork, features: Tensor, x: Tensor, *, t: Tensor, h: Tensor) -> Tensor:
+        """Features whose product with V is the logits of every x_i given x_<i: [B, L, C]."""
+        inputs, base = self._inputs(features, t, h)
+        z = inputs + F.pad(_embed(network, x[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
+        return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
@@ -225,8 +229,9 @@ def _embed(network: Any, tokens: Tensor) -> Tensor:
 class CausalPosterior(Posterior):
     """The law of a causal head over features [n, L, C]; sample b's are features[place[b]].
 
-    `marginals` are the trunk's own laws softmax(V f_i), which training keeps calibrated: the head's own marginals would
-    be sums over all prefixes. On a CPU one text at a time, so that it does not depend on the rows beside it.
+    The head's own marginals would be sums over all prefixes. `marginals` are its laws given the prefix that is shown,
+    p(x_i | x_t^1 .. x_t^{i-1}, f_i): right where what is shown is right, an approximation elsewhere. On a
+    CPU one text at a time, so that it does not depend on the rows beside it.
     """
 
     head: CausalHead
@@ -242,9 +247,11 @@ class CausalPosterior(Posterior):
     joint = True
 
     def marginals(self, rows: Tensor) -> Iterator[Tile]:
-        """The trunk's own laws."""
+        """The law of each position given what is shown before it, in one pass."""
         length = self.x_t.shape[1]
-        fields = Independent.of_features(self.features, self.network)
+        own = (self.place >= 0).nonzero()[:, 0]
+        read = self.head.read(self.network, self.features, self.x_t[own], t=self.t[own], h=self.h[own])
+        fields = Independent.of_features(read, self.network)
         inside = self.place[rows // length] * length + rows % length
         if self.hook is None:
             return fields.marginals(inside)
