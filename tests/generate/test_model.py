@@ -80,6 +80,9 @@ def test_a_model_advises_how_to_sample_it():
     assert advised.generate("a", steps=8).tokens != plain.generate("a", steps=8).tokens
     assert advised.generate("a", steps=8, temperature=1.0, jump="exact").tokens == plain.generate("a", steps=8).tokens
     assert advised.sampler_config(final_temperature=0.3).temperature is None
+    one = SamplerConfig().advised({"steps": 1, "temperature": {"1": 0.7, "8": 0.9}})
+    assert (one.steps, one.temperature) == (1, 0.7)
+    assert SamplerConfig(steps=8).advised({"steps": 1, "temperature": {"1": 0.7, "8": 0.9}}).temperature == 0.9
     for bad in ({"temperature": 3}, {"temperature": {"8": "hot"}}, {"jump": "high"}, {"temperature": {"0": 1.0}}):
         broken = LanguageModel(replace(bundle, facts={"sampling": bad}))
         with pytest.raises(ValueError, match="the model's advice on sampling cannot be used"):
