@@ -7,11 +7,13 @@ import struct
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fsdfm.data import Tokenizer
 from fsdfm.measure.judges import load_causal, save_causal
+from fsdfm.measure.judges.gemma import gemma_judge
 from fsdfm.measure.judges.gguf import GgufFile, llama_judge, read_gguf
 from fsdfm.model import CausalConfig, CausalModel
 
@@ -82,9 +84,11 @@ def test_a_network_that_the_file_does_not_hold_is_refused(tmp_path: Path, change
     file.write_bytes(b"\0" * 100)
     tensors = {"token_embd.weight": ((2, 2**40), 0, 0)}
     with pytest.raises(ValueError, match="no Llama network that can be read"):
-        llama_judge(GgufFile(file, {**FACTS, **change}, tensors), name="x")
+        llama_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {**FACTS, **change}, tensors), name="x")
     with pytest.raises(ValueError, match="no Llama network that can be read .KeyError"):
-        llama_judge(GgufFile(file, {}, tensors), name="x")
+        llama_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {}, tensors), name="x")
+    with pytest.raises(ValueError, match="no Gemma 3 network that can be read"):
+        gemma_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {}, tensors), name="x")
 
 
 @pytest.mark.parametrize(
