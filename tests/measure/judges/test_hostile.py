@@ -82,13 +82,14 @@ def test_a_network_that_the_file_does_not_hold_is_refused(tmp_path: Path, change
     pytest.importorskip("gguf", reason="the extra `judge`")
     file = tmp_path / "a.gguf"
     file.write_bytes(b"\0" * 100)
+    data = np.fromfile(file, dtype=np.uint8)
     tensors = {"token_embd.weight": ((2, 2**40), 0, 0)}
     with pytest.raises(ValueError, match="no Llama network that can be read"):
-        llama_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {**FACTS, **change}, tensors), name="x")
+        llama_judge(GgufFile(file.name, data, {**FACTS, **change}, tensors), name="x")
     with pytest.raises(ValueError, match="no Llama network that can be read .KeyError"):
-        llama_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {}, tensors), name="x")
+        llama_judge(GgufFile(file.name, data, {}, tensors), name="x")
     with pytest.raises(ValueError, match="no Gemma 3 network that can be read"):
-        gemma_judge(GgufFile(file.name, np.memmap(file, np.uint8, "r"), {}, tensors), name="x")
+        gemma_judge(GgufFile(file.name, data, {}, tensors), name="x")
 
 
 @pytest.mark.parametrize(
