@@ -82,7 +82,7 @@ def page_html(page: Page) -> str:
             "What is given stands fast; only the rest is written.",
         ),
         _section(
-            "In fewer calls",
+            "In other numbers of calls",
             _cards(page.stored, page.stories(page.programme.fewer), columns=3),
             "The first story again, from the same noise.",
         ),
