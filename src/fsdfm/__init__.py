@@ -74,4 +74,5 @@ def __getattr__(name: str) -> Any:
     """Names whose modules are imported on first use, so that `import fsdfm` stays fast."""
     if name not in _LATER:
         raise AttributeError(f"module 'fsdfm' has no attribute {name!r}")
+    import_module("fsdfm.peers")  # a checkpoint may advise one of their rules by name
     return getattr(import_module(_LATER[name]), name)
