@@ -12,7 +12,6 @@ from fsdfm import files
 
 __all__ = [
     "SEPARATOR",
-    "FinalTemperatureOption",
     "JsonOption",
     "OutOption",
     "PrecisionOption",
@@ -32,9 +31,6 @@ SeedOption = Annotated[int, typer.Option(help="The same seed gives the same resu
 PrecisionOption = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"],
     typer.Option(help="bfloat16, on a GPU or CPU that has it, and int8, on a CPU, are faster: nearly the same text."),
-]
-FinalTemperatureOption = Annotated[
-    float | None, typer.Option(help="Go from --temperature in the first call to this in the last, evenly.")
 ]
 SeparatorOption = Annotated[
     str, typer.Option(help="Stands between the documents of a text file; '': the file is one document.")
