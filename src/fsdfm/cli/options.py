@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,6 +45,8 @@ _SHARED = ("train", "evaluate")  # whose work several processes share
 
 def require_one_process(command: str | None) -> None:
     """Raise where torchrun started a command several times, each of which would do the whole of its work."""
+    if "WORLD_SIZE" not in os.environ:  # what torchrun says; without it torch need not be imported
+        return
     from fsdfm.runtime import process_count
 
     if process_count() > 1 and command not in _SHARED:
@@ -54,6 +58,8 @@ def require_one_process(command: str | None) -> None:
 
 def is_echo(error: ValueError) -> bool:
     """Whether the first of several processes says this already."""
+    if "fsdfm.runtime" not in sys.modules:  # nor has it raised anything
+        return False
     from fsdfm.runtime import EchoError
 
     return isinstance(error, EchoError)

@@ -113,7 +113,7 @@ def _answer(
         results = [watch(stream, stream.steps)]
     else:
         results = lm.run(request.copies(shared.num), **options)
-    for sentence in dict.fromkeys(sentence for result in results for sentence in result.warnings):
+    for sentence in dict.fromkeys([*lm.warnings, *(each for result in results for each in result.warnings)]):
         typer.echo(printable(f"warning: {sentence}"), err=True)
     used = lm.sampler_config(**options)
     settings = {**options, "temperature": used.temperature, "jump": used.jump}

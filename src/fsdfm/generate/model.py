@@ -15,6 +15,7 @@ from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.generate.run import GenerationRun
+from fsdfm.model import multiplies_bfloat16
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig, free_threads
 
@@ -37,8 +38,8 @@ def load(
 
     path        a checkpoint; a run, whose newest one is taken; "fewstep" or "parent": an embedded model
     device      auto, cpu, cuda, cuda:1, mps
-    precision   float32; bfloat16: faster on a GPU or CPU that has it; auto: bfloat16 on such a GPU, else float32;
-                int8: 8-bit weights, faster on a CPU
+    precision   float32; bfloat16: faster on a GPU or CPU that has it, slower on others, of which `lm.warnings` tells;
+                auto: bfloat16 where the device has it, else float32; int8: 8-bit weights, faster on a CPU
     threads     CPU threads; 0: as many as torch has and the machine has free (`fsdfm.runtime.threads`)
     """
     if precision == "int8" and device not in ("auto", "cpu"):
@@ -49,11 +50,15 @@ def load(
     if precision == "int8":
         config = replace(config, device="cpu")
     runtime = Runtime(config)
+    if precision == "auto" and runtime.device.type == "cpu":
+        precision = "bfloat16" if multiplies_bfloat16() else "float32"
     here = runtime.device.type == "cpu" and precision in ("int8", "bfloat16")
     if not here and precision != "int8":
         runtime = Runtime(replace(config, precision=precision))
     rounded = cast(Literal["float32", "bfloat16", "int8"], precision if here else "float32")
     lm = LanguageModel(load_model(path, device=runtime.device, precision=rounded), runtime=runtime)
+    if rounded == "bfloat16" and not multiplies_bfloat16():
+        lm.warnings = ("this CPU does not multiply bfloat16, which is slower here than float32; use precision auto",)
     return lm
 
 
@@ -105,13 +110,14 @@ class LanguageModel:
 
     def __init__(self, checkpoint: Checkpoint, *, runtime: Runtime | None = None):
         self.checkpoint = checkpoint
+        self.warnings: tuple[str, ...] = ()  # what a user of it should know
         self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
         require_finite(checkpoint.model)
         self.network = BatchInvariant(checkpoint.model, self.runtime)
         self.encoder = PromptEncoder(
             checkpoint.tokenizer,
             checkpoint.bos_id,
-            needs_bos=checkpoint.model.config.next_token,
+            needs_bos=getattr(checkpoint.model.config, "next_token", False),
             length=checkpoint.length,
         )
 
