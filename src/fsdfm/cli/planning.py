@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from fsdfm.cli.options import JsonOption, check_writable, console, write_json
@@ -98,7 +97,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     from fsdfm.learn.journal import duration
 
     columns = ("run", *_SHORT, "parts", "time")
-    table = Table(title="GB per process by processes and strategy", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title="GB per process by processes and strategy", box=None, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for row in rows:
