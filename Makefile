@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench results docs clean
+.PHONY: help setup demo browser test test-fast check format bench results docs mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +20,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## stories of the embedded models and their measured quality; writes demo/index.html
 	$(BIN)/fsdfm demo --out demo
 
-test: $(STAMP) ## all tests with coverage
+# The tests of the server's page want a browser; where none can be installed they are skipped and say so.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update >/dev/null 2>&1 && \
+	    apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null 2>&1; } || \
+	  echo "no chromium here; the tests that need it are skipped"
+
+test: $(STAMP) browser ## all tests with coverage
 	$(BIN)/pytest --numprocesses auto --cov --cov-report=term
 
 test-fast: $(STAMP) ## the fast suite only
@@ -33,6 +40,9 @@ check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
+	$(BIN)/python tools/mutants.py
+
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -40,6 +50,8 @@ format: $(STAMP) ## let ruff format and fix
 bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	mkdir -p bench-results
 	$(BIN)/fsdfm bench jump --json bench-results/jump.json
+	$(BIN)/fsdfm bench train --json bench-results/train.json
+	$(BIN)/fsdfm bench generate --json bench-results/generate.json
 
 results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
 	$(BIN)/fsdfm results $(if $(CHECK),--check)

@@ -80,11 +80,10 @@ class Live:
 
 
 @contextmanager
-def serving(models=None, **config):
+def serving(models=None, port=0, **config):
     models = models or tiny_models()
-    config = ServeConfig(port=0, threads=1, **config)
-    app = build_app(models, config)
-    listening = _listen("127.0.0.1", 0)
+    app = build_app(models, ServeConfig(port=port, threads=1, **config))
+    listening = _listen("127.0.0.1", port)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -75,6 +75,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"fsdfm.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'fsdfm' has no attribute {name!r}")
+    if name in _GENERATE:
+        import_module("fsdfm.peers")  # a checkpoint may advise one of their rules by name
     place = "fsdfm.generate" if name in _GENERATE else "fsdfm.noise" if name == "Noise" else "fsdfm.flow"
     return getattr(import_module(place), name)
 

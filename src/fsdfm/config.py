@@ -105,6 +105,7 @@ class ModelSection:
     dropout: float | None = None
     open_steps: int | None = None  # of training, until the attention of an imported model is open; None: at once
     add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
+    reset_head: bool = False  # the parent's last layer starts from zero: for outputs that will mean something else
     transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
 
     def __post_init__(self) -> None:

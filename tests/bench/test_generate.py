@@ -5,7 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fsdfm.bench.figure import draw_generate, require_plots
+from fsdfm.bench.figure import draw_generate, require_picture
 from fsdfm.bench.generate import COMPARISONS, GenerateBench, bench_generate, make_model, trunk_flops
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.cli import app
@@ -107,4 +107,4 @@ def test_the_command_says_what_it_cannot_read(tmp_path):
         done = runner.invoke(app, ["bench", "generate", *arguments])
         assert isinstance(done.exception, ValueError)
         assert told in str(done.exception)
-    require_plots(None)
+    require_picture(None)

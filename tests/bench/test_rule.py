@@ -2,13 +2,12 @@ import json
 
 import pytest
 
-from fsdfm.bench.rule import JumpBench, bench_jump
-from fsdfm.flow import RULES
+from fsdfm.bench.rule import JUMPS, JumpBench, bench_jump
 
 
 def test_every_rule_has_its_ratios():
     result = bench_jump(JumpBench(length=16, vocab_size=300, repeats=1))
-    for name in RULES:
+    for name in JUMPS:
         assert set(result[name]) == {
             "over_softmax",
             "mean_over_softmax",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fsdfm.checkpoint.huggingface import FAMILIES, is_folder, open_folder, read_tokenizer
-from fsdfm.model.filling import num_bytes
+from fsdfm.model.filling import fill_network, num_bytes
 from fsdfm.model.stack import Transformer, TransformerConfig
 from huggingface_folders import FAMILY_SETTINGS, save_family, save_tokenizer
 
@@ -86,6 +89,39 @@ def test_published_sizes() -> None:
         assert num_bytes(config) == 4 * count
         assert num_bytes(config, "bfloat16") == pytest.approx(half, rel=1e-3)
         assert num_bytes(config, "int8") == pytest.approx(quarter, rel=1e-3)
+
+
+class Counted(Mapping[str, Tensor]):
+    """Tensors that, each time one is read, count the numbers that stand in float32 matrices."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors, self.most = tensors, 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        alive = [thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter and not thing.is_meta]
+        wide = sum(value.numel() for value in alive if value.ndim == 2 and value.dtype == torch.float32)
+        self.most = max(self.most, wide)
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_the_whole_never_stands_in_float32(precision: Any, tmp_path: Path) -> None:
+    save_family("llama", tmp_path)
+    gc.collect()
+    before = Counted({"": torch.zeros(0)})
+    before[""]
+    with open_folder(tmp_path) as weights:
+        counted = Counted(weights.all_tensors())
+        with torch.device("meta"):
+            model = Transformer(weights.config).eval()
+        fill_network(model, counted, precision)
+    assert 0 < counted.most - before.most <= 3 * 48 * 80  # an MLP, whose matrices are filled together
 
 
 def test_what_the_folder_has_not_comes_from_the_seed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import fsdfm
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app
 from fsdfm.cli.evaluating import evaluate
-from fsdfm.cli.sampling import NoiseSampling, Sampling
+from fsdfm.cli.sampling import NoiseSamplingOptions, SamplingOptions
 from fsdfm.cli.training import reflow
 from fsdfm.cli.writing import generate, infill, repair
 from fsdfm.generate import SamplerConfig, check_advice, read_advice
@@ -22,15 +22,15 @@ from tiny_models import random_bundle
 
 
 def test_the_options_are_those_of_the_sampler_with_its_defaults():
-    said = {field.name: field.default for field in dataclasses.fields(Sampling)}
+    said = {field.name: field.default for field in dataclasses.fields(SamplingOptions)}
     known = {field.name: field.default for field in dataclasses.fields(SamplerConfig) if field.name != "keep_states"}
     assert said == known
-    SamplerConfig(**Sampling().options())
+    SamplerConfig(**SamplingOptions().options())
 
 
 @pytest.mark.parametrize("command", [generate, infill, repair, evaluate, reflow], ids=lambda each: each.__name__)
 def test_every_command_that_samples_declares_them_alike(command):
-    group = NoiseSampling if command is reflow else Sampling  # pairs begin with noise, at t = 0
+    group = NoiseSamplingOptions if command is reflow else SamplingOptions  # pairs begin with noise, at t = 0
     theirs = signature(command).parameters
     model = signature(generate).parameters
     for field in dataclasses.fields(group):
@@ -44,7 +44,7 @@ def test_every_command_that_samples_declares_them_alike(command):
 def test_what_the_commands_make_of_them_has_the_same_defaults():
     for config in (EvaluationRequest, PairsConfig):
         own = {field.name: field.default for field in dataclasses.fields(config)}
-        for field in dataclasses.fields(NoiseSampling):
+        for field in dataclasses.fields(NoiseSamplingOptions):
             assert field.name == "steps" or own[field.name] == field.default
 
 

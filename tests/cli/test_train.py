@@ -117,7 +117,7 @@ def test_import_knows_what_is_in_a_file(tmp_path):
         (["noise.bin"], "has none of the formats that are known: llama2c (an autoregressive"),
         (["nowhere.bin"], "is not there"),
         (["model.bin", "--preset", "1.3b"], "preset is not used by the format llama2c"),
-        (["model.bin", "--format", "gguf"], "format is 'gguf'; allowed are auto, llama2c, fs-dfm"),
+        (["model.bin", "--format", "gguf"], "format is 'gguf'; allowed are auto, llama2c, peer, fs-dfm, huggingface"),
     ):
         file, *options = arguments
         result = runner.invoke(app, ["import", str(tmp_path / file), "--out", str(tmp_path / "out"), *options])

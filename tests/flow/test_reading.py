@@ -47,6 +47,6 @@ def test_a_network_that_says_something_else_gives_posteriors(says):
 
 def test_such_a_network_is_not_trained_as_a_posterior():
     with pytest.raises(ValueError, match="says leave-one-out"):
-        small_network(says="leave-one-out").joint.log_prob(torch.zeros(1), torch.zeros(1), held=None, real=None)
+        small_network(says="leave-one-out").joint.log_prob(None, torch.zeros(1), torch.zeros(1))
     with pytest.raises(ValueError, match="says is 'nothing'"):
         small_network(says="nothing")

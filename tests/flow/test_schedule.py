@@ -117,3 +117,12 @@ def test_schedules_are_values():
     assert PolynomialSchedule(2) == PolynomialSchedule(2.0) != PolynomialSchedule(3)
     assert len({CosineSchedule(), CosineSchedule(), PolynomialSchedule()}) == 2
     assert repr(PolynomialSchedule(2)) == "PolynomialSchedule(2)"
+
+
+@pytest.mark.parametrize("schedule", [CosineSchedule(), ExponentialSchedule(-20.0), PolynomialSchedule(3.0)])
+def test_no_share_of_data_has_a_time_beyond_the_end(schedule):
+    """4/pi asin(sqrt(1/2)) is 1.0000000000000002 in float64, and a sampler may not start there."""
+    shares = torch.cat([torch.linspace(0, 1, 1001, dtype=torch.float64), 1 - 2.0 ** -torch.arange(1.0, 54.0).double()])
+    times = schedule.kappa_inverse(shares)
+    assert float(times.min()) >= 0
+    assert float(times.max()) <= 1

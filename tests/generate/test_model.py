@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import fsdfm
+import fsdfm.peers
 from fsdfm.checkpoint import save_model
-from fsdfm.flow import RULES, Grid, Independent, MixturePath, PolynomialSchedule, sample
+from fsdfm.flow import RULES, Grid, Independent, Jump, MixturePath, PolynomialSchedule, sample
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.run import cut_blocks
@@ -22,7 +23,7 @@ def lm():
     return LanguageModel(random_bundle())
 
 
-@pytest.mark.parametrize("jump", RULES)
+@pytest.mark.parametrize("jump", [name for name, rule in RULES.items() if isinstance(rule, Jump)])
 def test_the_batch_changes_no_token(lm, jump):
     together = lm.generate(PROMPTS, num=3, steps=4, jump=jump)
     alone = [one for prompt in PROMPTS for one in lm.generate(prompt, num=3, steps=4, jump=jump)]
@@ -30,6 +31,15 @@ def test_the_batch_changes_no_token(lm, jump):
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert last.tokens == together[-1].tokens
     assert len({one.tokens for one in together}) == 12
+
+
+@pytest.mark.parametrize("jump", ["llada", "llada-random", "dream", "dream-entropy"])
+def test_the_batch_changes_no_token_where_masks_are_revealed(jump):
+    masked = LanguageModel(random_bundle(source="mask"))
+    together = masked.generate(PROMPTS, num=2, steps=4, jump=jump)
+    alone = [one for prompt in PROMPTS for one in masked.generate(prompt, num=2, steps=4, jump=jump)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert all(masked.checkpoint.path.source.mask_token not in one.tokens for one in together)
 
 
 @pytest.mark.parametrize("jump", ["exact", "spaced", "single"])
@@ -70,6 +80,9 @@ def test_a_model_advises_how_to_sample_it():
     assert advised.generate("a", steps=8).tokens != plain.generate("a", steps=8).tokens
     assert advised.generate("a", steps=8, temperature=1.0, jump="exact").tokens == plain.generate("a", steps=8).tokens
     assert advised.sampler_config(final_temperature=0.3).temperature is None
+    one = SamplerConfig().advised({"steps": 1, "temperature": {"1": 0.7, "8": 0.9}})
+    assert (one.steps, one.temperature) == (1, 0.7)
+    assert SamplerConfig(steps=8).advised({"steps": 1, "temperature": {"1": 0.7, "8": 0.9}}).temperature == 0.9
     for bad in ({"temperature": 3}, {"temperature": {"8": "hot"}}, {"jump": "high"}, {"temperature": {"0": 1.0}}):
         broken = LanguageModel(replace(bundle, facts={"sampling": bad}))
         with pytest.raises(ValueError, match="the model's advice on sampling cannot be used"):

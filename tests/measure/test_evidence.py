@@ -60,3 +60,12 @@ def test_checks_are_shares_of_texts_that_they_apply_to() -> None:
 def test_too_little_real_text_is_refused() -> None:
     with pytest.raises(ValueError, match="need 8 or more"):
         Evidence(Reader(Tokenizer.bytes()), rows(0, 7))
+
+
+def test_documents_of_a_row_are_checked_one_by_one() -> None:
+    tokenizer = Tokenizer.bytes()
+    story = "One day a boy called Tom saw a dog. The dog liked Tom."
+    other = story.replace("Tom", "Ben")
+    row = [*tokenizer.encode(story), tokenizer.eos_id, *tokenizer.encode(other)]
+    rows = np.array([row] * 8, dtype=np.int32)
+    assert Evidence(Reader(tokenizer), rows).measure(rows)["names_kept"].value == 1.0

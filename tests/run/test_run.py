@@ -302,14 +302,18 @@ def test_unseen_text_is_measured_and_changes_nothing(tmp_path, kind):
         train_silently(recipe, f"out={tmp_path / 'x'}", "held_out.every=0")
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "tiny-causal"])
+@pytest.mark.parametrize(
+    "name", [name for name in recipe_names() if not name.startswith(("tiny-causal", "imported", "peer"))]
+)
 def test_every_recipe_builds_its_objects(name):
     recipe = load_recipe(name)
     path = make_path(recipe.flow, 50257 if name.startswith("paper") else 2048)
     objective = make_objective(recipe.objective, path)
+    if name.startswith("peer-"):
+        return  # a story model, with an objective of its own
     assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
     parent = load_recipe(re.sub("fewstep|coded|linked|paper$", "dfm", name))
-    if parent.model.llama2c is not None:
+    if parent.model.preset is None:
         return  # the file says the shape
     with torch.device("meta"):
         model = DiT(model_config(parent, path.source.vocab_size))

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_a_diffusing_stream_replaces_the_text_at_every_step(live):
     facts = [event["choices"][0]["fsdfm"] for event in steps]
     assert [fact["step"] for fact in facts] == [0, 1, 2, 3, 4]
     assert last["choices"][0]["text"] == whole
-    for before, event in zip(steps, steps[1:], strict=False):
+    for before, event in pairwise(steps):
         old, new = before["choices"][0]["text"], event["choices"][0]["text"]
         changed = {place for begin, end in event["choices"][0]["fsdfm"]["changed"] for place in range(begin, end)}
         if len(old) == len(new):

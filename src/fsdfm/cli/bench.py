@@ -49,15 +49,14 @@ def bench_jump_command(
     json_file: JsonOption = None,
 ) -> None:
     """One step of each jump rule against a softmax of the same logits and a float64 multinomial."""
-    from fsdfm.bench.rule import JumpBench, bench_jump
-    from fsdfm.flow import RULES
+    from fsdfm.bench.rule import JUMPS, JumpBench, bench_jump
 
     check_writable(json_file)
     result = bench_jump(JumpBench(length=length, vocab_size=vocab_size, repeats=repeats))
     table = Table(title=f"one step, logits [1, {length}, {vocab_size}] given")
     for column in ("rule", "/ softmax, t=7/8", "/ softmax, mean of 8", "x multinomial", "peak MiB"):
         table.add_column(column, justify="left" if column == "rule" else "right")
-    for name in RULES:
+    for name in JUMPS:
         row = result[name]
         table.add_row(
             name,
@@ -72,6 +71,28 @@ def bench_jump_command(
         f"softmax {reference['softmax_ms']:.0f} ms, multinomial {reference['multinomial_ms']:.0f} ms, "
         f"logits {reference['logits_mib']:.0f} MiB, {reference['threads']} threads"
     )
+    write_json(result, json_file)
+
+
+@app.command("serve")
+def bench_serve_command(
+    model: Annotated[str, typer.Option(help="The model that is served.")] = "fewstep",
+    seconds: Annotated[float, typer.Option(help="How long the crowd asks.", min=1)] = 60.0,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of lone and shared texts.", min=1)] = 5,
+    running: Annotated[int, typer.Option(help="Texts on their way at a time.", min=1)] = 4,
+    waiting: Annotated[int, typer.Option(help="Texts that may wait.", min=0)] = 8,
+    threads: Annotated[int, typer.Option(help="CPU threads of the server.", min=1)] = 1,
+    json_file: JsonOption = None,
+) -> None:
+    """A server on loopback: a lone request, texts together, and a crowd of which some read slowly, leave or lie."""
+    from fsdfm.bench.serve import ServeBench, bench_serve
+
+    check_writable(json_file)
+    setting = ServeBench(model=model, seconds=seconds, rounds=rounds, running=running, waiting=waiting, threads=threads)
+    result = bench_serve(setting, on_progress=lambda words: console.print(words, highlight=False))
+    for key, value in result.items():
+        if key not in ("setting", "versions"):
+            console.print(f"{key:26} {format(value, '.3f') if isinstance(value, float) else value}", highlight=False)
     write_json(result, json_file)
 
 

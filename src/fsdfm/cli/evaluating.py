@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fsdfm.cli.options import console
-from fsdfm.cli.sampling import Machine, Sampling, takes_groups
+from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
 
 __all__ = ["evaluate"]
 
@@ -76,7 +76,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
     processes: Annotated[int, typer.Option(help="That share the work; it changes no number.", min=1)] = 1,
     *,
-    sampling: Sampling,
+    sampling: SamplingOptions,
     machine: Machine,
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""

@@ -1,11 +1,11 @@
 """The options of sampling, declared once: every command that samples takes these, with these defaults and helps.
 
-`Sampling` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two; it is
+`SamplingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two; it is
 declared here so that help need not import torch). `takes_groups` turns a parameter of a group's type into the options
 of the group:
 
     @takes_groups
-    def generate(prompt: ..., *, sampling: Sampling, machine: Machine) -> None: ...
+    def generate(prompt: ..., *, sampling: SamplingOptions, machine: Machine) -> None: ...
 
 An option that the command has a parameter of its own for, such as the budgets of `evaluate`, is left out of the group.
 """
@@ -24,11 +24,11 @@ from fsdfm.cli.options import PrecisionOption, SeedOption
 if TYPE_CHECKING:
     from fsdfm.generate import SamplerOptions
 
-__all__ = ["Machine", "NoiseSampling", "Sampling", "takes_groups"]
+__all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "takes_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseSampling:
+class NoiseSamplingOptions:
     """How texts are sampled that begin with nothing but noise."""
 
     steps: Annotated[int | None, typer.Option(help="Network calls for a block of text; 8 unless said.")] = None
@@ -55,7 +55,7 @@ class NoiseSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(NoiseSampling):
+class SamplingOptions(NoiseSamplingOptions):
     """How texts are sampled."""
 
     start: Annotated[

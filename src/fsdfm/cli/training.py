@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fsdfm.cli.options import SEPARATOR, OutOption, SeparatorOption, console
-from fsdfm.cli.sampling import NoiseSampling, takes_groups
+from fsdfm.cli.sampling import NoiseSamplingOptions, takes_groups
 from fsdfm.terminal import say
 
 __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
@@ -140,7 +140,7 @@ def reflow(
     parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
-    steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
     corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
@@ -151,7 +151,7 @@ def reflow(
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
     *,
-    sampling: NoiseSampling,
+    sampling: NoiseSamplingOptions,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
     given = dict(locals())

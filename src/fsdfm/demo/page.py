@@ -19,7 +19,7 @@ from fsdfm.show.quality.tables import FLAG, Table, matched_table, metric_table, 
 from fsdfm.show.timeline import timeline_html_fragment
 from fsdfm.show.timeline.glyphs import visible
 
-__all__ = ["Page", "measured_section", "page_html", "stories_section"]
+__all__ = ["Page", "measured_section", "notices", "page_html", "stories_section"]
 
 _KINDS = {"infill": "Gaps filled · ", "repair": "Damage repaired · "}
 PERPLEXITY, ENTROPY = metric_named("token_perplexity"), metric_named("entropy_bits")
@@ -54,9 +54,8 @@ class Page:
 def page_html(page: Page) -> str:
     """One self-contained page, light or dark as the reader's system is."""
     best, comparison = page.programme.more[0].model, page.stored.comparison
-    notices = [NO_CHILD] if best == "parent" else []
-    notices += [NO_RESULTS] if comparison is None else []
-    notices += [OTHER_WEIGHTS.format(name) for name in page.stale]
+    known = [NO_CHILD] if best == "parent" else []
+    known += [NO_RESULTS] if comparison is None else []
     few = page.programme.more[0].steps
     parts = [
         f"<header><h1>Stories in {few} network calls</h1>",
@@ -64,7 +63,7 @@ def page_html(page: Page) -> str:
         "model wants about a thousand network calls for that; the few-step model is trained to take large steps. "
         "Colours tell at which step a token was last changed. "
         "<label><input type='checkbox' id='plain'> plain text</label></p>",
-        *(f"<p class='notice'>{escape(notice)}</p>" for notice in notices),
+        _notices(known) + notices(page.stale),
         _tiles(page, comparison) if comparison else "",
         "</header>",
         _section(
@@ -93,6 +92,15 @@ def page_html(page: Page) -> str:
         "processor may round differently, and a last digit can become another word.</p></footer>",
     ]
     return static_page("\n".join(part for part in parts if part), title="fsdfm: stories in a few network calls")
+
+
+def notices(stale: Sequence[str]) -> str:
+    """What a reader must know where numbers are of other weights."""
+    return _notices([OTHER_WEIGHTS.format(name) for name in stale])
+
+
+def _notices(sentences: Sequence[str]) -> str:
+    return "".join(f"<p class='notice'>{escape(sentence)}</p>" for sentence in sentences)
 
 
 def stories_section(stored: SavedSamples) -> str:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from fsdfm.checkpoint.embedded import embedded_models, find_model, stored_demo
-from fsdfm.demo.page import Page, measured_section, page_html, stories_section
+from fsdfm.demo.page import Page, measured_section, notices, page_html, stories_section
 from fsdfm.demo.stored import SavedSamples, read_stored
 from fsdfm.demo.stories import Programme, make_stories
 from fsdfm.files import replace_file, write_text
@@ -77,16 +77,15 @@ def write_demo(
 def measured_fragment(models: Mapping[str, LanguageModel]) -> str:
     """What was measured of the embedded models that are served, as HTML for their page; nothing where none is.
 
-    Without matplotlib the picture is missing. What is of other weights than those served is left out.
+    Without matplotlib the picture is missing. Numbers of other weights than those served say so.
     """
     known = read_stored(stored_demo(), {name: lm.checkpoint.loaded for name, lm in models.items()})
     if not known.evaluations or not any(name in known.evaluations for name in models):
         return ""
-    if any(_is_stale(known, name, lm) for name, lm in models.items()):
-        return ""
+    stale = [name for name, lm in models.items() if _is_stale(known, name, lm)]
     comparison = known.comparison
     assert comparison is not None
-    return measured_section(comparison, _svg(known)) + stories_section(known)
+    return notices(stale) + measured_section(comparison, _svg(known)) + stories_section(known)
 
 
 def _svg(known: SavedSamples) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -142,14 +141,12 @@ def _make(order: Order, lm: LanguageModel, tick: Callable[[str], None]) -> Story
     else:
         request = lm.encoder.continuation(order.text, None)
     doing = f"{order.model}: {order.command} in {order.steps:,} calls"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        stream = lm.stream(request, steps=order.steps, seed=order.seed, **dict(order.sampling))
-        for state in stream:
-            if state.step:
-                tick(doing)
+    stream = lm.stream(request, steps=order.steps, seed=order.seed, **dict(order.sampling))
+    for state in stream:
+        if state.step:
+            tick(doing)
     made = stream.result
-    notes = [str(warning.message) for warning in caught]
+    notes = list(made.warnings)
     if corruption is not None:
         num = sum(corruption.damaged)
         notes.insert(0, f"{corruption.recovered(made.tokens):.0%} of the {num} damaged tokens came back as they were.")

@@ -9,8 +9,6 @@ from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions, chec
 from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
 from fsdfm.generate.request import Begin, Request
 from fsdfm.generate.result import Generation, State, pieces_of
-from fsdfm.peers import dream as _dream  # noqa: F401  (its rules have names)
-from fsdfm.peers import llada as _llada  # noqa: F401
 
 __all__ = [
     "MAX_STEPS",

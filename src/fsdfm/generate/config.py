@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 import torch
@@ -39,7 +40,7 @@ class SamplerOptions(TypedDict, total=False):
 class SamplerConfig:
     """How to sample; the same for every request of a call.
 
-    steps         network calls for a block of text; 8, or the grid's
+    steps         network calls for a block of text; the model's own advice, 8 where it has none, or the grid's
     seed          the same seed gives the same text
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
                   so many steps unless said, 1 where it has none
@@ -90,7 +91,7 @@ class SamplerConfig:
     def advised(self, advice: Mapping[str, Any] | None) -> SamplerConfig:
         """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.
 
-            {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}
+            {"steps": 1, "jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}
 
         The temperature is that of the nearest number of steps.
         """
@@ -98,6 +99,8 @@ class SamplerConfig:
             return self
         temperature, jump = self.temperature, self.jump
         try:
+            if self.steps is None and self._own_times() is None and "steps" in advice:
+                return replace(self, steps=advice["steps"]).advised(advice)
             if temperature is None and self.final_temperature is None and advice.get("temperature"):
                 known = {int(steps): float(value) for steps, value in advice["temperature"].items()}
                 temperature = known[min(known, key=lambda steps: abs(math.log(steps / self.num_steps())))]
@@ -163,6 +166,16 @@ class SamplerConfig:
             raise ValueError(f"steps is {self.steps}, but the grid has {len(times) - 1}; leave steps out")
         if self.start is not None and float(times[0]) != 0:
             raise ValueError(f"start is {self.start}, but the grid begins at {float(times[0])}; leave one of them out")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise for the name of an option that there is not, with the one that may be meant."""
+    known = [field.name for field in fields(SamplerConfig)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
+            raise ValueError(f"there is no option {name!r:.80}; {meant}")
 
 
 # --- a model's advice -------------------------------------------------------------------------------------------------

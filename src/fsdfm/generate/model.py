@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 import torch
 
 from fsdfm.checkpoint import Checkpoint, load_model, require_finite
-from fsdfm.generate.config import SamplerConfig, SamplerOptions
+from fsdfm.generate.config import SamplerConfig, SamplerOptions, check_options
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
@@ -105,6 +105,9 @@ class LanguageModel:
     Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
     start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
 
+    Threads may share one: a call keeps its state to itself, and the weights are only read. Processes that fork after
+    torch has computed must load their own (`multiprocessing` with spawn).
+
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """
 
@@ -163,6 +166,8 @@ class LanguageModel:
         prompt   a text, or several
         length   tokens in all, what is given included; the training length unless said; more takes several blocks
         num      how many texts of each prompt; with it, or with several prompts, the answer is a list
+        options  steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
+                 `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
@@ -175,13 +180,24 @@ class LanguageModel:
     ) -> Generation: ...
     @overload
     def infill(
-        self, text: str, *, begin: Begin = "document", num: int, **options: Unpack[SamplerOptions]
+        self, text: str | Sequence[str], *, begin: Begin = "document", num: int = 1, **options: Unpack[SamplerOptions]
     ) -> list[Generation]: ...
     def infill(
-        self, text: str, *, begin: Begin = "document", num: int | None = None, **options: Unpack[SamplerOptions]
+        self,
+        text: str | Sequence[str],
+        *,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[SamplerOptions],
     ) -> Generation | list[Generation]:
-        r"""Fill the gaps of a text: `[[6]]` stands for six tokens, `\[[` for a literal `[[`."""
-        return self._answer([self.encoder.gaps(text, begin=begin)], num, options)
+        r"""Fill the gaps of a text, or of several: `[[6]]` stands for six tokens, `\[[` for a literal `[[`.
+
+        options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
+                  `SamplerConfig`
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        requests = [self.encoder.gaps(each, begin=begin) for each in texts]
+        return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
 
     @overload
     def repair(
@@ -222,11 +238,27 @@ class LanguageModel:
 
     def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
         """How these options sample: what they leave open is the model's own advice, if it has any."""
+        check_options(options)
         return SamplerConfig(**options).advised(self.checkpoint.facts.get("sampling"))
 
-    def stream(self, asked: str | Request | None = None, **options: Unpack[SamplerOptions]) -> Stream:
-        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`."""
-        request = asked if isinstance(asked, Request) else self.encoder.continuation(asked, None)
+    def stream(
+        self,
+        asked: str | Request | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        **options: Unpack[SamplerOptions],
+    ) -> Stream:
+        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`.
+
+        suffix, length, begin   as in `generate`; a request has them already
+        """
+        if isinstance(asked, Request) and (suffix, length, begin) != (None, None, "document"):
+            raise ValueError("a request says its suffix, length and beginning itself; leave them out")
+        request = asked
+        if not isinstance(request, Request):
+            request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
     def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:

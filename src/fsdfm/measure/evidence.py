@@ -101,7 +101,8 @@ class Evidence:
 
     def measure(self, rows: TokenRows) -> dict[str, Measured]:
         """Every distance, n-gram cross-entropy in both directions, and the checks."""
-        return {**self.distances(rows), **self.ngrams(rows), **measure_checks(self._texts(rows), seed=self.seed)}
+        documents = [piece.text for piece in self.reader.pieces(rows)]
+        return {**self.distances(rows), **self.ngrams(rows), **measure_checks(documents, seed=self.seed)}
 
     def measure_real(self) -> dict[str, Measured]:
         """The same of the real rows that samples are not compared with."""
@@ -167,7 +168,10 @@ class Evidence:
 
 
 def measure_checks(texts: Sequence[str], *, seed: int = 0) -> dict[str, Measured]:
-    """The share of texts that pass each check, of those that it applies to, with the number of them."""
+    """The share of documents that pass each check, of those that it applies to, with the number of them.
+
+    A row may hold several documents, and a new one has new names: each is checked by itself.
+    """
     found = {}
     for name, passed in check_texts(texts).items():
         checked = passed[np.isfinite(passed)]

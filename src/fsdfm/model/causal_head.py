@@ -11,10 +11,10 @@ the others agree. A trunk that stands still and a recurrent head over it were tr
 causal layers on top of a parallel network is that of self-speculative masked diffusion (arXiv 2510.03929) and ADJUST
 (2509.22738).
 
-**A draw** is x_i = F^-1(u_i | x_<i, f_i), one after the other. Its cost is kept small by guessing: the tokens of a
-*window* are guessed, all their draws are made in one pass, what was guessed right is settled with the first that was
-not, and the window moves on. The text is a function of u alone, whatever the guesses; what the text showed before the
-step is a good one. In the last steps nearly all of a text is settled in a few passes.
+**A draw** is x_i = F^-1(u_i | x_<i, f_i), one after the other: on a CPU in a loop over positions that does little else
+than multiply (`causal_loop`). Elsewhere in *windows*: their tokens are guessed, all their draws are made in one pass,
+what was guessed right is settled with the first that was not, and the window moves on (Jacobi iteration). The text is a
+function of u alone, whatever the guesses; what the text showed before the step is a good one.
 
 Positions that are held keep their token: the law is then prod over the free positions of p(x_i | x_<i, f_i), the one
 that is drawn from, not the conditional law given what is held to the right, of which only the trunk knows.
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
 from fsdfm.flow.posterior import Tile, without_token
+from fsdfm.model.causal_loop import VectorStack, can_loop
 from fsdfm.model.joint import JointConfig, JointHead, register_joint_head
 from fsdfm.model.layers import Block, Cache, Norm, StackConfig, initialise, linear, rotary_phases
 
@@ -140,16 +141,22 @@ class CausalHead(JointHead):
         forbidden: int | None = None,
     ) -> Tensor:
         """log p(x_i | x_<i, f_i) of every position: [B, L]."""
-        inputs, base = self._inputs(features, t, h)
-        z = inputs + F.pad(_embed(network, x_1[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
-        logits = network.logits_at((base + self.combine(self._stack(z, 0, None))).flatten(0, 1)).float()
+        logits = network.logits_at(self.read(network, features, x_1, t=t, h=h).flatten(0, 1)).float()
         if forbidden is not None:
             logits = without_token(logits, forbidden)
         return torch.log_softmax(logits, -1).gather(-1, x_1.flatten()[:, None])[:, 0].view_as(x_1)
 
+    def read(self, network: SplitNetwork, features: Tensor, x: Tensor, *, t: Tensor, h: Tensor) -> Tensor:
+        """Features whose product with V is the logits of every x_i given x_<i: [B, L, C]."""
+        inputs, base = self._inputs(features, t, h)
+        z = inputs + F.pad(_embed(network, x[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
+        return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
+
     @torch.no_grad()
     def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
         """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
+        if len(samples) == 1 and can_loop(self.blocks, posterior.features):
+            return self._settle_one(posterior, samples, u[0], filter)
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
@@ -175,6 +182,24 @@ class CausalHead(JointHead):
                 window = min(2 * window, _LARGEST_WINDOW) if right >= size - 1 else max(2, min(window, 2 * right + 2))
         return x
 
+    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+        """One text, position by position: [1, L]."""
+        network, held = posterior.network, posterior.held[sample][0].tolist()
+        features = posterior.features[posterior.place[sample]]
+        inputs, base = (part[0] for part in self._inputs(features, posterior.t[sample], posterior.h[sample]))
+        table = _embedding(network).weight
+        stack = VectorStack(self.blocks, self.norm, rotary_phases(len(held), self.head_width))
+        text: list[int] = []
+        for i, known in enumerate(held):
+            g = stack(inputs[i] + table[text[-1]] if i else inputs[i], i)
+            if known >= 0:
+                text.append(known)
+                continue
+            logits = network.logits_at(torch.addmv(base[i], self.combine.weight, g)[None])
+            logits = posterior.shaped(logits, sample, slice(i, i + 1))
+            text.append(int(draw(logits, u[i : i + 1], filter=filter).tokens))
+        return torch.tensor([text])
+
     def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """P f_i + c and f_i (1 + s): what a position gets from the trunk, [B, L, C] each."""
         told = F.silu(self.time(t * _TIME_SCALE) + self.step(torch.log2(h)))
@@ -189,9 +214,9 @@ class CausalHead(JointHead):
         return self.norm(z)  # type: ignore[no-any-return]
 
 
-def _embedding(network: Any) -> nn.Module:
+def _embedding(network: Any) -> nn.Embedding:
     """The embedding of a network, or of what it wraps."""
-    found: nn.Module = getattr(network, "model", network).embedding
+    found: nn.Embedding = getattr(network, "model", network).embedding
     return found
 
 
@@ -204,8 +229,9 @@ def _embed(network: Any, tokens: Tensor) -> Tensor:
 class CausalPosterior(Posterior):
     """The law of a causal head over features [n, L, C]; sample b's are features[place[b]].
 
-    `marginals` are the trunk's own laws softmax(V f_i), which training keeps calibrated: the head's own marginals would
-    be sums over all prefixes. On a CPU one text at a time, so that it does not depend on the rows beside it.
+    The head's own marginals would be sums over all prefixes. `marginals` are its laws given the prefix that is shown,
+    p(x_i | x_t^1 .. x_t^{i-1}, f_i): right where what is shown is right, an approximation elsewhere. On a
+    CPU one text at a time, so that it does not depend on the rows beside it.
     """
 
     head: CausalHead
@@ -221,9 +247,11 @@ class CausalPosterior(Posterior):
     joint = True
 
     def marginals(self, rows: Tensor) -> Iterator[Tile]:
-        """The trunk's own laws."""
+        """The law of each position given what is shown before it, in one pass."""
         length = self.x_t.shape[1]
-        fields = Independent.of_features(self.features, self.network)
+        own = (self.place >= 0).nonzero()[:, 0]
+        read = self.head.read(self.network, self.features, self.x_t[own], t=self.t[own], h=self.h[own])
+        fields = Independent.of_features(read, self.network)
         inside = self.place[rows // length] * length + rows % length
         if self.hook is None:
             return fields.marginals(inside)

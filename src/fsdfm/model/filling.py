@@ -35,7 +35,8 @@ def fill_network(model: Transformer, tensors: Mapping[str, Tensor], precision: P
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; allowed are {', '.join(get_args(Precision))}")
     small = precision != "float32"
-    for name, module in list(model.named_modules()):
+    for name in [name for name, _ in model.named_modules()]:  # a list of modules would keep those that are replaced
+        module = model.get_submodule(name)
         _fill(module, name, tensors, torch.bfloat16 if small and module is model.embedding else torch.float32)
         if small and isinstance(module, Attention | Mlp):
             for child, part in list(module.named_children()):

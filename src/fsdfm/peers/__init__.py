@@ -3,9 +3,10 @@
 Transition probabilities, losses, teachers' targets and weight layouts; times run as everywhere here, from noise (t = 0)
 to data (t = 1). What each does and where it differs from its original: docs/peers.md.
 
-Importing the package gives their rules (`sampling.PEER_RULES`) and objectives (`objectives`) their names.
+Importing the package gives their rules (`sampling.PEER_RULES`, `llada`, `dream`) and objectives (`objectives`) their
+names.
 """
 
-from fsdfm.peers import objectives, sampling
+from fsdfm.peers import dream, llada, objectives, sampling
 
-__all__ = ["objectives", "sampling"]
+__all__ = ["dream", "llada", "objectives", "sampling"]

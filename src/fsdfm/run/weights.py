@@ -171,6 +171,9 @@ def _child(recipe: Recipe) -> Checkpoint:
             f"{parent.path.schedule}; make [flow] what the parent was trained with"
         )
     model = _adapted(parent.model, recipe)
+    if recipe.model.reset_head:
+        for value in model.head.parameters():
+            torch.nn.init.zeros_(value)
     return _bundle(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id, budgets=parent.budgets)
 
 

@@ -50,6 +50,7 @@ def _planned_model(recipe: Recipe) -> ModelConfig | TransformerConfig:
         if not parents:
             raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
         config = _planned_model(parents[0])
+    assert isinstance(config, ModelConfig | TransformerConfig)
     if is_step_aware(recipe) and not config.is_step_aware:
         config = replace(config, conditioning="step")
     return config if section.dropout is None else replace(config, dropout=section.dropout)

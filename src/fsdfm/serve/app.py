@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -54,10 +54,11 @@ def _documented(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": ErrorEnvelope, "description": _REFUSALS[code]} for code in codes}
 
 
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}  # of every event
 _TEXT_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The texts; with stream: server-sent events, `data: {...}` each, `data: [DONE]` at the end.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     },
     **_documented(*_REFUSALS),
 }
@@ -288,8 +289,13 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """Repair a text: at the places that are named, or blind."""
         return await service.answer(body, request)
 
-    paths = ("/v1/completions", "/v1/fim/completions", "/v1/infill", "/v1/repair")
-    for path, endpoint in zip(paths, (complete, fill_in_the_middle, infill, repair), strict=True):
+    endpoints: dict[str, Callable[..., Any]] = {
+        "/v1/completions": complete,
+        "/v1/fim/completions": fill_in_the_middle,
+        "/v1/infill": infill,
+        "/v1/repair": repair,
+    }
+    for path, endpoint in endpoints.items():
         app.post(path, response_model=Completion, responses=_TEXT_ANSWERS)(endpoint)
 
 

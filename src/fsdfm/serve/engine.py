@@ -161,9 +161,7 @@ class Engine:
             if not self._taking:
                 raise StoppedError("the server is shutting down")
             waiting = len(self._waiting)
-            # Those that can start at once need no room in the queue.
-            free = max(0, self.most_running - len(self._seats) - waiting)
-            if waiting + len(jobs) - free > self.most_waiting:
+            if len(self._seats) + waiting + len(jobs) > self.most_running + self.most_waiting:
                 raise QueueFullError(waiting, self._retry_after(waiting))
             self._waiting.extend(jobs)
             self._wake.notify()

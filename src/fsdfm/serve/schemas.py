@@ -194,7 +194,7 @@ class Made(BaseModel):
 
 
 class Choice(BaseModel):
-    """One text. finish_reason `stop`: the model ended it, or a stop was met; `length`: the room is full."""
+    """One text. finish_reason `stop`: it is complete, or a stop was met; `length`: the room is full."""
 
     text: str
     index: int

@@ -84,7 +84,7 @@ class Work:
             "text": cut,
             "index": index,
             "logprobs": None,
-            "finish_reason": "stop" if cuts or made.finished else "length",
+            "finish_reason": "stop" if cuts or made.finished or self.shows == "all" else "length",
             "fsdfm": self._made(made),
         }
 

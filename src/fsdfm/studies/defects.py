@@ -39,6 +39,7 @@ __all__ = ["run_defects"]
 Metric = Callable[[Sequence[str]], float]
 Rows = list[npt.NDArray[np.int64]]
 _SUBSETS = 48
+_LARGEST_Z = 9999.0
 _WORD = re.compile(r"\w+|[^\w\s]")
 _JUDGE = "perplexity"
 _MEANING = "meaning, energy"
@@ -191,7 +192,12 @@ def _perplexity(judge: Judge) -> Metric:
 def _compute(cell: Cell, folder: StudyFolder, *, texts: DefectTexts) -> Mapping[str, Any]:
     measure, asked, training = _metrics(texts)[cell.variant]()
     sights = find_sights({cell.variant: measure}, asked, training, noise=Noise(cell.seed, range(_SUBSETS)))
-    return {"z": {defect: {str(s): z for s, z in sight.z.items()} for (_, defect), sight in sights.items()}}
+    return {"z": {defect: {str(s): _bounded(z) for s, z in sight.z.items()} for (_, defect), sight in sights.items()}}
+
+
+def _bounded(z: float) -> float:
+    """z as JSON holds it: where real subsets do not differ at all it is infinite."""
+    return float(np.clip(z, -_LARGEST_Z, _LARGEST_Z))
 
 
 def _report(results: StudyResults) -> StudyReport:

@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,11 +81,12 @@ def test_a_network_that_the_file_does_not_hold_is_refused(tmp_path: Path, change
     pytest.importorskip("gguf", reason="the extra `judge`")
     file = tmp_path / "a.gguf"
     file.write_bytes(b"\0" * 100)
+    data = np.fromfile(file, dtype=np.uint8)
     tensors = {"token_embd.weight": ((2, 2**40), 0, 0)}
     with pytest.raises(ValueError, match="no Llama network that can be read"):
-        llama_judge(GgufFile(file, {**FACTS, **change}, tensors), name="x")
+        llama_judge(GgufFile(file.name, data, {**FACTS, **change}, tensors), name="x")
     with pytest.raises(ValueError, match="no Llama network that can be read .KeyError"):
-        llama_judge(GgufFile(file, {}, tensors), name="x")
+        llama_judge(GgufFile(file.name, data, {}, tensors), name="x")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ function tokenSpan(state, index, table) {
   if (state.marked.has(index)) names.push("marked");
   if (state.now.has(index)) names.push("now");
   const when = step ? `last changed at step ${step}` : given ? "given" : "never changed";
-  const damaged = state.marked.has(index) ? "; was damaged" : "";
+  const damaged = state.marked.has(index) ? "; damaged or replaced" : "";
   return element("span", { class: names.join(" "), title: when + damaged }, visible(state.pieces[index]));
 }
 
@@ -98,13 +98,14 @@ class Card {
 
   finish(made, reason) {
     const d = made.details;
-    this.steps = made.steps;
-    const state = { pieces: d.pieces, last: d.last_changed, given: new Set(d.given), marked: new Set(d.marked), now: new Set() };
+    this.steps = made.steps; this.given = d.given.length;
+    const marked = d.marked.length ? d.marked : d.asked === null ? [] : d.replaced;
+    const state = { pieces: d.pieces, last: d.last_changed, given: new Set(d.given), marked: new Set(marked), now: new Set() };
     if (this.states.length) this.states[this.states.length - 1] = state; else this.states.push(state);
     const waited = performance.now() - this.began;
     this.calls.textContent = `${made.calls} call${made.calls === 1 ? "" : "s"}`;
     this.facts.textContent = `${Math.round(1000 * made.seconds)} ms, ${Math.round(waited)} ms with the way here · seed ${made.seed}` +
-      ` · from t = ${made.start.toFixed(2)} · ${reason === "stop" ? "ended by itself" : "the room is full"}`;
+      ` · from t = ${made.start.toFixed(2)}` + (mode === "write" ? (reason === "stop" ? " · ended by itself" : " · the room is full") : "");
     this.notes.replaceChildren(...made.warnings.map((note) => element("p", { class: "note" }, note)));
     if (d.asked !== null && d.replaced.length + d.marked.length > 0) this.repaired(d);
     this.text.setAttribute("aria-busy", "false");
@@ -208,10 +209,12 @@ async function run(model, signal) {
         if (choice.finish_reason) card.finish(choice.fsdfm, choice.finish_reason); else card.step(choice.fsdfm);
     }
     if (!finished) throw new Refused("the answer broke off; the server may be gone");
+    return card;
   } catch (error) {
     const words = error.name === "AbortError" ? "stopped" :
       error instanceof Refused ? error.message : "the server does not answer; is it running?";
     card.fail(words);
+    if (!card.states.length) card.node.remove();
     if (error.name !== "AbortError") throw new Refused(words);
   }
 }
@@ -225,6 +228,7 @@ async function go() {
   const other = otherModel();
   if ($("compare").checked && other) models.push(other);
   $("results").replaceChildren();
+  $("code").hidden = true;
   $("results").className = `cards of-${models.length === 1 ? 1 : 2}`;
   running = new AbortController();
   $("go").disabled = true; $("stop").hidden = false;
@@ -232,7 +236,7 @@ async function go() {
   running = null;
   $("go").disabled = false; $("stop").hidden = true;
   const failed = ends.find((end) => end.status === "rejected");
-  if (failed) { say(failed.reason.message); look(); } else writeCode(models[0]);
+  if (failed) { say(failed.reason.message); look(); } else if (ends[0].value) writeCode(models[0], ends[0].value);
 }
 
 function say(words) { $("message").textContent = words; $("message").hidden = !words; }
@@ -242,7 +246,7 @@ function say(words) { $("message").textContent = words; $("message").hidden = !w
 const shellQuote = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const literal = (value) => value === true ? "True" : value === false ? "False" : JSON.stringify(value);
 
-function writeCode(model) {
+function writeCode(model, card) {
   const asked = body(model), origin = location.origin, key = $("key").value;
   $("curl").textContent = `curl ${origin}/${PATHS[mode]} \\\n  -H 'content-type: application/json' \\\n` +
     (key ? `  -H "authorization: Bearer $FSDFM_API_KEY" \\\n` : "") + `  -d ${shellQuote(JSON.stringify(asked))}`;
@@ -257,7 +261,7 @@ function writeCode(model) {
     : mode === "repair" && asked.corrupt
       ? `damaged = lm.corrupt(${literal(asked.text)}, ${asked.corrupt}, seed=${asked.seed})\nlm.repair(damaged.tokens, ${asked.blind ? "None" : "damaged.damaged"}, ${options})`
       : mode === "repair" ? `lm.repair(${literal(asked.text)}, ${options})`
-        : `lm.generate(${asked.prompt ? literal(asked.prompt) : "None"}, ${asked.suffix ? `suffix=${literal(asked.suffix)}, ` : ""}length=N, ${options})  # N: tokens in all, what is given included`;
+        : `lm.generate(${asked.prompt ? literal(asked.prompt) : "None"}, ${asked.suffix ? `suffix=${literal(asked.suffix)}, ` : ""}length=${card.given + asked.max_tokens + 1}, ${options})`;
   $("library").textContent = `import fsdfm\n\nlm = fsdfm.load(${literal(model)})\n${call}`;
   $("code").hidden = false;
 }
