@@ -259,7 +259,7 @@ def _slow(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random)
     return _stream(port, body, tally=tally, dice=dice, pause=0.2)
 
 
-def _leaving(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:
+def _leaving(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:  # noqa: ARG001 (one signature for all of its kind)
     content = json.dumps({**body, "stream": dice.random() < 0.5}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:

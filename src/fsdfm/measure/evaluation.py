@@ -278,7 +278,7 @@ def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
-def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:  # noqa: ARG001 (one signature for all of its kind)
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
