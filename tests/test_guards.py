@@ -25,7 +25,13 @@ TWICE = {
 OF_SEVERAL = {
     *("test_examples", "test_guards", "checkpoint/test_mangled", "demo/test_demo", "flow/test_reference"),
     *("cli/test_cli", "cli/test_evaluate", "cli/test_generate", "cli/test_results", "cli/test_train"),
-    *("flow/test_source_and_path", "generate/test_limits", "generate/test_reference", "measure/judges/test_hostile"),
+    *(
+        "flow/test_source_and_path",
+        "generate/test_interface",
+        "generate/test_limits",
+        "generate/test_reference",
+        "measure/judges/test_hostile",
+    ),
     *("measure/test_evaluation_processes", "run/test_run", "run/test_run_processes", "serve/test_contract"),
     *("show/test_blocks", "show/test_controls", "show/timeline/test_timeline", "studies/ablation/test_ablation"),
     *("studies/checkerboard/test_checkerboard", "studies/truth/test_truth"),
