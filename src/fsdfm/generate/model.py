@@ -175,7 +175,7 @@ class LanguageModel:
         return self._answer(requests, num if single or num is not None else 1, options)
 
     @overload
-    def infill(
+    def infill(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too; the first one counts
         self, text: str, *, begin: Begin = "document", num: None = None, **options: Unpack[SamplerOptions]
     ) -> Generation: ...
     @overload
@@ -263,8 +263,9 @@ class LanguageModel:
         """
         if isinstance(asked, Request) and (suffix, length, begin) != (None, None, "document"):
             raise ValueError("a request says its suffix, length and beginning itself; leave them out")
-        request = asked
-        if not isinstance(request, Request):
+        if isinstance(asked, Request):
+            request = asked
+        else:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
