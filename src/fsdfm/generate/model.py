@@ -199,7 +199,7 @@ class LanguageModel:
         return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
 
     @overload
-    def repair(
+    def repair(  # type: ignore[overload-overlap]  # as above
         self,
         text: str | Sequence[int],
         damaged: Damage | None = None,
