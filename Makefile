@@ -52,6 +52,7 @@ bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	$(BIN)/fsdfm bench jump --json bench-results/jump.json
 	$(BIN)/fsdfm bench train --json bench-results/train.json
 	$(BIN)/fsdfm bench generate --json bench-results/generate.json
+	$(BIN)/fsdfm bench serve --json bench-results/serve.json
 
 results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
 	$(BIN)/fsdfm results $(if $(CHECK),--check)

@@ -12,7 +12,7 @@ import torch
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.measure.archive import Archive
-from fsdfm.measure.evaluator import Data, Options, Target, evaluate, evaluate_samples
+from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import load_evaluation, save_evaluation
@@ -165,7 +165,7 @@ def test_evaluation_changes_nothing():
     weights = copy.deepcopy(bundle.model.state_dict())
     modes = [module.training for module in bundle.model.modules()]
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), matched=(Target("data"),), pilot=2))
+    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), matched=(MatchTarget("data"),), pilot=2))
     assert found.bound.value > 0
     assert [module.training for module in bundle.model.modules()] == modes
     assert all(torch.equal(value, weights[name]) for name, value in bundle.model.state_dict().items())
@@ -210,7 +210,7 @@ class Interrupt:
 
 def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
     bundle, data = random_bundle(length=LENGTH), Data(real_rows())
-    asked = options(matched=(Target(4.0, 4.0),), frontier=(0.7,), steps=(1,), pilot=3)
+    asked = options(matched=(MatchTarget(4.0, 4.0),), frontier=(0.7,), steps=(1,), pilot=3)
     whole = evaluate(bundle, data, judge(), asked)
     assert [row.matched is None for row in whole.rows] == [True, False]
     file = tmp_path / "a.json"
@@ -275,7 +275,12 @@ def test_another_evaluations_rows_are_not_mixed_in(changes, other, message):
 def test_matched_entropy_hits_its_target():
     bundle, data = random_bundle(length=64), Data(real_rows(64))
     asked = options(
-        steps=(2,), num=12, pilot=4, length=64, metrics=("diversity",), matched=(Target("data"), Target(5.0, 5.0))
+        steps=(2,),
+        num=12,
+        pilot=4,
+        length=64,
+        metrics=("diversity",),
+        matched=(MatchTarget("data"), MatchTarget(5.0, 5.0)),
     )
     found = evaluate(bundle, data, None, asked)
     plain = found.rows[0].metrics["entropy_bits"].value
@@ -289,7 +294,9 @@ def test_matched_entropy_hits_its_target():
 
 def test_an_entropy_out_of_reach_is_said_to_be():
     bundle = known_bundle(wants(97), length=LENGTH)
-    found = evaluate(bundle, Data(), None, options(steps=(1,), metrics=("diversity",), matched=(Target(3.0, 3.0),)))
+    found = evaluate(
+        bundle, Data(), None, options(steps=(1,), metrics=("diversity",), matched=(MatchTarget(3.0, 3.0),))
+    )
     assert found.matched[0].flags == ("the entropy of 3.0 is out of reach: not matched",)
     assert not found.matched[0].matched["reached"]
 
@@ -313,7 +320,7 @@ def test_another_judge_scores_the_same_samples(tmp_path):
         "bos_id": None,
     }
     archive = Archive.create(tmp_path / "a.jsonl", header, ["model"])
-    asked = options(steps=(1,), matched=(Target(4.0, 4.0),), pilot=3)
+    asked = options(steps=(1,), matched=(MatchTarget(4.0, 4.0),), pilot=3)
     direct = evaluate(bundle, Data(real_rows()), judge(), asked, archive=archive)
     archive = Archive.open(tmp_path / "a.jsonl")
     same = evaluate_samples(archive, Data(), judge(), options(steps=(1,)))

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
-from fsdfm.serve.engine import CancelledJobError, Engine, ExpiredJobError, Job, QueueFullError, StoppedError
+from fsdfm.serve.engine import CancelledJobError, Engine, EngineStoppedError, ExpiredJobError, Job, QueueFullError
 from live_server import tiny_models
 
 MODELS = tiny_models()
@@ -187,5 +187,5 @@ def test_a_stopped_engine_leaves_nobody_waiting(bench):
     engine.stop()
     bench.wait(3)
     assert all(isinstance(job.error, CancelledJobError) for job in jobs)
-    with pytest.raises(StoppedError):
+    with pytest.raises(EngineStoppedError):
         engine.submit(jobs)

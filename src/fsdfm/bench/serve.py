@@ -57,7 +57,7 @@ class ServeBench:
 
 
 @dataclass
-class Tally:
+class CrowdTally:
     """What became of requests."""
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -163,7 +163,7 @@ def _measure_lone(bench: ServeBench, lm: LanguageModel, port: int) -> dict[str, 
 
 
 def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: int) -> dict[str, Any]:
-    tally, end = Tally(), time.monotonic() + bench.seconds
+    tally, end = CrowdTally(), time.monotonic() + bench.seconds
     count = bench.clients or 4 * (bench.running + bench.waiting)
     memory = [_resident(process)]
     threads = [threading.Thread(target=_client, args=(number, port, tally, end)) for number in range(count)]
@@ -199,7 +199,7 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
     }
 
 
-def _client(number: int, port: int, tally: Tally, end: float) -> None:
+def _client(number: int, port: int, tally: CrowdTally, end: float) -> None:
     dice = random.Random(number)
     while time.monotonic() < end:
         kind = dice.choices(["plain", "stream", "slow", "leaving", "nonsense"], [60, 15, 10, 10, 5])[0]
@@ -218,7 +218,7 @@ def _client(number: int, port: int, tally: Tally, end: float) -> None:
             tally.ended[f"{kind}: {outcome}"] += 1
 
 
-def _plain(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:
+def _plain(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:
     began = time.perf_counter()
     status, answer = _post(port, body)
     with tally.lock:
@@ -231,14 +231,14 @@ def _plain(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random
     return str(status)
 
 
-def _remember(tally: Tally, body: dict[str, Any], text: str) -> None:
+def _remember(tally: CrowdTally, body: dict[str, Any], text: str) -> None:
     """The same request must always be answered with the same text."""
     key = json.dumps(body, sort_keys=True)
     if tally.texts.setdefault(key, text) != text:
         tally.wrong.append(key)
 
 
-def _stream(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random, pause: float = 0.0) -> str:
+def _stream(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random, pause: float = 0.0) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     asked = {**body, "stream": True, "diffusing": True}
     connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
@@ -261,11 +261,11 @@ def _stream(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Rando
     return "200"
 
 
-def _slow(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:
+def _slow(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:
     return _stream(port, body, tally=tally, dice=dice, pause=0.2)
 
 
-def _leaving(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:
+def _leaving(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:  # noqa: ARG001 (one signature for all of its kind)
     content = json.dumps({**body, "stream": dice.random() < 0.5}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
@@ -275,7 +275,7 @@ def _leaving(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Rand
     return "left"
 
 
-def _nonsense(port: int, body: dict[str, Any], *, tally: Tally, dice: random.Random) -> str:
+def _nonsense(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:
     wrong = [b"{", b"x" * (2**20 + 1), b"[]", json.dumps({**body, "steps": -1}).encode()]
     status, answer = _post(port, dice.choice(wrong))
     with tally.lock:
@@ -292,7 +292,7 @@ _BEHAVIOURS: dict[str, Callable[..., str]] = {
 }
 
 
-def _check_texts(lm: LanguageModel, tally: Tally, most: int = 12) -> None:
+def _check_texts(lm: LanguageModel, tally: CrowdTally, most: int = 12) -> None:
     """Some of the texts made under load against the library alone."""
     for key in sorted(tally.texts)[:: max(1, len(tally.texts) // most)]:
         body = json.loads(key)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Archive", "Member"]
+__all__ = ["Member", "ZipArchive"]
 
 _END = struct.Struct("<4s4H2LH")  # end of the directory: PK\5\6
 _END64_PLACE = struct.Struct("<4sLQL")  # where its zip64 form is: PK\6\7
@@ -37,7 +37,7 @@ class Member:
     crc: int
 
 
-class Archive:
+class ZipArchive:
     """The members of a zip file, by name; `read_into` fills a buffer with the bytes of one of them."""
 
     def __init__(self, path: str | Path):
@@ -55,7 +55,7 @@ class Archive:
             self._file.close()
             raise
 
-    def __enter__(self) -> Archive:
+    def __enter__(self) -> ZipArchive:
         return self
 
     def __exit__(

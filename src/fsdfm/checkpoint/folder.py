@@ -520,7 +520,7 @@ def recover(folder: Path) -> tuple[Path | None, list[str]]:
     return place, problems
 
 
-def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
+def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901 (one decision per line, read in order)
     """What is wrong with a checkpoint, or nothing; one of a newer format is an error, not damage.
 
     Only the files named are read, or all of them if there is no name.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdfm.checkpoint.archive import Archive
+from fsdfm.checkpoint.archive import ZipArchive
 from fsdfm.checkpoint.pickled import LONGEST_PROGRAM, Call, Inert, Name, interpret
 
 __all__ = ["StoredTensor", "TorchFile"]
@@ -110,7 +110,7 @@ class TorchFile:
 
     def __init__(self, path: str | Path):
         _check_kind(Path(path))
-        self.archive = Archive(path)
+        self.archive = ZipArchive(path)
         try:
             self._folder = self._find_folder()
             self.content = self._interpret()

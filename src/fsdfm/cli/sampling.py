@@ -1,8 +1,8 @@
 """The options of sampling, declared once: every command that samples takes these, with these defaults and helps.
 
-`SamplingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two; it is
-declared here so that help need not import torch). `takes_groups` turns a parameter of a group's type into the options
-of the group:
+`SamplingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two;
+it is declared here so that help need not import torch). `takes_groups` turns a parameter of a group's type into the
+options of the group:
 
     @takes_groups
     def generate(prompt: ..., *, sampling: SamplingOptions, machine: Machine) -> None: ...

@@ -36,7 +36,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fsdfm.data.documents import Documents, Piece, cut
+from fsdfm.data.documents import Documents, TextPiece, cut
 from fsdfm.data.tokenizer import Tokenizer
 from fsdfm.files import file_sha256, lock, read_text, sync, write_json, write_text
 
@@ -303,11 +303,11 @@ def _fill(writer: _Writer, documents: Documents, tokenizer: Tokenizer, *, progre
             bar.update(task, total=None if done is None else 1.0, completed=done or 0.0, tokens=counts)
 
 
-_Encoded = Iterator[tuple[list[Piece], list[list[int]]]]
+_Encoded = Iterator[tuple[list[TextPiece], list[list[int]]]]
 
 
 @contextmanager
-def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[Callable[[Iterable[list[Piece]]], _Encoded]]:
+def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[Callable[[Iterable[list[TextPiece]]], _Encoded]]:
     """From batches to (batch, tokens), in order: here, or in processes with at most two batches each under way."""
     if processes == 1:
         yield lambda batches: ((batch, _encode(tokenizer, batch)) for batch in batches)
@@ -317,8 +317,8 @@ def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[Callable[[Iterabl
         processes, mp_context=context, initializer=_begin_encoding, initargs=(tokenizer.definition,)
     ) as pool:
 
-        def encode(batches: Iterable[list[Piece]]) -> _Encoded:
-            under_way: deque[tuple[list[Piece], Future[list[list[int]]]]] = deque()
+        def encode(batches: Iterable[list[TextPiece]]) -> _Encoded:
+            under_way: deque[tuple[list[TextPiece], Future[list[list[int]]]]] = deque()
             for batch in batches:
                 under_way.append((batch, pool.submit(_encode_there, batch)))
                 if len(under_way) >= 2 * processes:
@@ -333,7 +333,7 @@ def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[Callable[[Iterabl
             pool.shutdown(cancel_futures=True)
 
 
-def _encode(tokenizer: Tokenizer, batch: list[Piece]) -> list[list[int]]:
+def _encode(tokenizer: Tokenizer, batch: list[TextPiece]) -> list[list[int]]:
     return tokenizer.encode_batch([p.text if p.first else tokenizer.continuation(p.text) for p in batch])
 
 
@@ -346,7 +346,7 @@ def _begin_encoding(definition: str) -> None:
     _THERE[:] = [Tokenizer(definition)]
 
 
-def _encode_there(batch: list[Piece]) -> list[list[int]]:
+def _encode_there(batch: list[TextPiece]) -> list[list[int]]:
     return _encode(_THERE[0], batch)
 
 
@@ -388,7 +388,7 @@ class _Writer:
         with _writing(self.folder), self._tokens, self._starts:
             self.save()
 
-    def append(self, pieces: Sequence[Piece], ids: Sequence[Sequence[int]]) -> None:
+    def append(self, pieces: Sequence[TextPiece], ids: Sequence[Sequence[int]]) -> None:
         """Write the tokens of some pieces, and now and then a point to continue from."""
         tokens, starts, header = _pack(self.header, pieces, ids)
         with _writing(self.folder):
@@ -412,7 +412,9 @@ class _Writer:
         self._saved = time.monotonic()
 
 
-def _pack(header: Header, pieces: Sequence[Piece], ids: Sequence[Sequence[int]]) -> tuple[list[int], list[int], Header]:
+def _pack(
+    header: Header, pieces: Sequence[TextPiece], ids: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int], Header]:
     """The tokens of pieces with an EOS after every document, where the documents start, and the header after them."""
     tokens: list[int] = []
     starts: list[int] = []
@@ -437,8 +439,8 @@ def _pack(header: Header, pieces: Sequence[Piece], ids: Sequence[Sequence[int]])
     return tokens, starts, after
 
 
-def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batched(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     size = 0
     for piece in pieces:
         batch.append(piece)

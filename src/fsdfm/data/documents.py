@@ -26,11 +26,11 @@ __all__ = [
     "Chunk",
     "Documents",
     "HubDataset",
-    "JsonLines",
+    "JsonLinesFile",
     "Parquet",
-    "Piece",
     "PythonDocs",
     "TextFile",
+    "TextPiece",
     "cut",
     "open_documents",
     "texts",
@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
     done: float | None = None  # share of the source read so far, where it is known
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of a document's text, short enough to be encoded at once."""
 
     text: str
@@ -107,7 +107,7 @@ def texts(documents: Documents) -> Iterator[str]:
     return (piece.text for piece in cut(documents.chunks()))
 
 
-def cut(chunks: Iterable[Chunk], size: int = _PIECE_CHARS) -> Iterator[Piece]:
+def cut(chunks: Iterable[Chunk], size: int = _PIECE_CHARS) -> Iterator[TextPiece]:
     """Re-cut documents into pieces of at most `size` characters, at places where that changes no token.
 
     Only where half a piece holds no white space after a word is the cut anywhere: other tokens, but the same text.
@@ -118,11 +118,11 @@ def cut(chunks: Iterable[Chunk], size: int = _PIECE_CHARS) -> Iterator[Piece]:
         start = 0
         while len(buffer) - start > size:
             end = _cut_before(buffer, start, start + size)
-            yield Piece(buffer[start:end], first, False, done)
+            yield TextPiece(buffer[start:end], first, False, done)
             start, first = end, False
         buffer = buffer[start:]
         if last:
-            yield Piece(buffer, first, True, done)
+            yield TextPiece(buffer, first, True, done)
             buffer, first = "", True
 
 
@@ -160,7 +160,7 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLinesFile:
     """A file with one JSON object a line and the document's text in one of its fields."""
 
     path: Path
@@ -334,7 +334,7 @@ def _open(name: str, separator: str | None, field: str) -> Documents:
     if not path.is_file():
         raise ValueError(f"input {name} is not a file; name a text file, a dataset (hf:NAME) or builtin:pydoc")
     if path.suffix in {".jsonl", ".ndjson", ".json"}:
-        return JsonLines(path, field)
+        return JsonLinesFile(path, field)
     return Parquet(path, field) if path.suffix == ".parquet" else TextFile(path, separator)
 
 

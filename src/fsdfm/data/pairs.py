@@ -126,7 +126,7 @@ class PairWriter:
 
 
 class Pairs:
-    """SavedSamples pairs as training rows, shuffled anew in every epoch; sample k depends on (pairs, seed, k) only."""
+    """Saved pairs as training rows, shuffled anew in every epoch; sample k depends on (pairs, seed, k) only."""
 
     def __init__(self, folder: str | Path, seed: int = 0):
         Noise(seed)  # checks the seed

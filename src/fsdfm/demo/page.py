@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fsdfm.demo.stored import CALLED, SavedSamples, evaluate_commands
+from fsdfm.demo.stored import CALLED, StoredSamples, evaluate_commands
 from fsdfm.demo.stories import Order, Programme, Story
 from fsdfm.measure.results import Measured
 from fsdfm.serve.page import static_page
@@ -41,7 +41,7 @@ class Page:
 
     programme: Programme
     made: Mapping[Order, Story]
-    stored: SavedSamples
+    stored: StoredSamples
     plot: bytes | None
     stale: Sequence[str]
     machine: str
@@ -103,7 +103,7 @@ def _notices(sentences: Sequence[str]) -> str:
     return "".join(f"<p class='notice'>{escape(sentence)}</p>" for sentence in sentences)
 
 
-def stories_section(stored: SavedSamples) -> str:
+def stories_section(stored: StoredSamples) -> str:
     """Texts that took long, made beforehand; nothing where there are none."""
     words = "Made beforehand; the seconds are those of that machine."
     return _section("More that took long", _cards(stored, stored.stories), words) if stored.stories else ""
@@ -112,12 +112,12 @@ def stories_section(stored: SavedSamples) -> str:
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-def _cards(stored: SavedSamples, stories: Iterable[Story], *, columns: int = 2) -> str:
+def _cards(stored: StoredSamples, stories: Iterable[Story], *, columns: int = 2) -> str:
     cards = "\n".join(_card(stored, story) for story in stories)
     return f"<div class='cards of-{columns}'>\n{cards}\n</div>"
 
 
-def _card(stored: SavedSamples, story: Story) -> str:
+def _card(stored: StoredSamples, story: Story) -> str:
     asked = f"<p class='asked'><b>Given</b> {escape(visible(story.asked))}</p>" if story.asked else ""
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in story.notes)
     made = f"{_seconds(story.seconds)} · seed {escape(str(story.seed))}"
@@ -129,7 +129,7 @@ def _card(stored: SavedSamples, story: Story) -> str:
 </article>"""
 
 
-def _quality(stored: SavedSamples, story: Story) -> str:
+def _quality(stored: StoredSamples, story: Story) -> str:
     """What was measured of texts that are made like this one: from nothing, by this model in so many calls."""
     if any(story.timeline.given) or not stored.evaluations:
         return ""

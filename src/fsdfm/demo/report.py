@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fsdfm.checkpoint.embedded import embedded_models, find_model, stored_demo
 from fsdfm.demo.page import Page, measured_section, notices, page_html, stories_section
-from fsdfm.demo.stored import SavedSamples, read_stored
+from fsdfm.demo.stored import StoredSamples, read_stored
 from fsdfm.demo.stories import Programme, make_stories
 from fsdfm.files import replace_file, write_text
 from fsdfm.generate import LanguageModel, load
@@ -89,7 +89,7 @@ def measured_fragment(models: Mapping[str, LanguageModel]) -> str:
     return notices(stale) + measured_section(comparison, _svg(known)) + stories_section(known)
 
 
-def _svg(known: SavedSamples) -> bytes | None:
+def _svg(known: StoredSamples) -> bytes | None:
     try:
         require_plots()
     except ValueError:
@@ -104,7 +104,7 @@ def _to_svg(figure: Figure) -> bytes:
     return svg.getvalue()
 
 
-def _draw(known: SavedSamples, folder: Path) -> bytes | None:
+def _draw(known: StoredSamples, folder: Path) -> bytes | None:
     """Quality against calls: quality.png in the folder, and the same as SVG for the page."""
     figure = None if known.comparison is None else draw_quality(known.comparison)
     if figure is None:
@@ -113,7 +113,7 @@ def _draw(known: SavedSamples, folder: Path) -> bytes | None:
     return _to_svg(figure)
 
 
-def _is_stale(known: SavedSamples, name: str, lm: LanguageModel) -> bool:
+def _is_stale(known: StoredSamples, name: str, lm: LanguageModel) -> bool:
     """Whether the stored numbers of a model are of other weights than these."""
     if name not in known.evaluations:
         return False

@@ -18,13 +18,13 @@ from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.blocks import join_evaluations
 from fsdfm.show.timeline import Timeline
 
-__all__ = ["CALLED", "SavedSamples", "evaluate_commands", "merge", "read_stored", "sampling_of"]
+__all__ = ["CALLED", "StoredSamples", "evaluate_commands", "merge", "read_stored", "sampling_of"]
 
 CALLED = {"fewstep": "Few-step model", "parent": "Parent"}
 
 
 @dataclass(frozen=True)
-class SavedSamples:
+class StoredSamples:
     """Evaluations by the name of their model, embedded models first, and stories."""
 
     evaluations: dict[str, Evaluation]
@@ -45,14 +45,14 @@ class SavedSamples:
         return None if model not in self.evaluations else self.evaluations[model].row(calls)
 
 
-def read_stored(folder: Path, loaded: Mapping[str, str]) -> SavedSamples:
+def read_stored(folder: Path, loaded: Mapping[str, str]) -> StoredSamples:
     """What a folder of results and stories holds; a folder that is not there holds nothing.
 
     loaded   what loading the models said, by name: a story of other weights says so
     """
     evaluations = merge(map(load_evaluation, sorted((folder / "results").glob("*.json"))))
     stories = [story for file in sorted((folder / "stories").glob("*.json")) for story in _stories(file, loaded)]
-    return SavedSamples(evaluations, tuple(stories))
+    return StoredSamples(evaluations, tuple(stories))
 
 
 def merge(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:

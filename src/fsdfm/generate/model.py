@@ -170,12 +170,12 @@ class LanguageModel:
                  `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
-        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
+        prompts: list[str | None] = [None] if prompt is None else [*_texts("prompt", prompt)]
         requests = [self.encoder.continuation(each, suffix, length=length, begin=begin) for each in prompts]
         return self._answer(requests, num if single or num is not None else 1, options)
 
     @overload
-    def infill(
+    def infill(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too; the first one counts
         self, text: str, *, begin: Begin = "document", num: None = None, **options: Unpack[SamplerOptions]
     ) -> Generation: ...
     @overload
@@ -195,12 +195,11 @@ class LanguageModel:
         options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
                   `SamplerConfig`
         """
-        texts = [text] if isinstance(text, str) else list(text)
-        requests = [self.encoder.gaps(each, begin=begin) for each in texts]
+        requests = [self.encoder.gaps(each, begin=begin) for each in _texts("text", text)]
         return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
 
     @overload
-    def repair(
+    def repair(  # type: ignore[overload-overlap]  # as above
         self,
         text: str | Sequence[int],
         damaged: Damage | None = None,
@@ -212,29 +211,37 @@ class LanguageModel:
     @overload
     def repair(
         self,
-        text: str | Sequence[int],
+        text: str | Sequence[int] | Sequence[str],
         damaged: Damage | None = None,
         *,
         begin: Begin = "document",
-        num: int,
+        num: int = 1,
         **options: Unpack[SamplerOptions],
     ) -> list[Generation]: ...
     def repair(
         self,
-        text: str | Sequence[int],
+        text: str | Sequence[int] | Sequence[str],
         damaged: Damage | None = None,
         *,
         begin: Begin = "document",
         num: int | None = None,
         **options: Unpack[SamplerOptions],
     ) -> Generation | list[Generation]:
-        """Repair a text, or its tokens; `replaced` says which tokens changed.
+        """Repair a text, or its tokens, or several texts blind; `replaced` says which tokens changed.
 
         damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
                   anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
                   which the model finds the text as noisy as it is (`fsdfm.generate.blind`)
+        options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
+                  `SamplerConfig`
         """
-        return self._answer([self.encoder.damaged(text, damaged, begin=begin)], num, options)
+        if isinstance(text, str) or not _holds_texts(text):
+            one = cast("str | Sequence[int]", text)
+            return self._answer([self.encoder.damaged(one, damaged, begin=begin)], num, options)
+        if damaged is not None:
+            raise ValueError("known damage belongs to one text; repair such texts one by one, or all of them blind")
+        requests = [self.encoder.damaged(each, None, begin=begin) for each in _texts("text", text)]
+        return self._answer(requests, 1 if num is None else num, options)
 
     def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
         """How these options sample: what they leave open is the model's own advice, if it has any."""
@@ -256,8 +263,9 @@ class LanguageModel:
         """
         if isinstance(asked, Request) and (suffix, length, begin) != (None, None, "document"):
             raise ValueError("a request says its suffix, length and beginning itself; leave them out")
-        request = asked
-        if not isinstance(request, Request):
+        if isinstance(asked, Request):
+            request = asked
+        else:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
@@ -300,6 +308,20 @@ class LanguageModel:
             [copy for request in requests for copy in request.copies(1 if num is None else num)], **options
         )
         return results[0] if num is None else results
+
+
+def _holds_texts(value: object) -> bool:
+    """Whether this is a list of texts, not one text's tokens."""
+    return isinstance(value, Sequence) and len(value) > 0 and all(isinstance(each, str) for each in value)
+
+
+def _texts(name: str, value: object) -> list[str]:
+    """The text, or the several, that a caller gives."""
+    if isinstance(value, str):
+        return [value]
+    if not _holds_texts(value):
+        raise ValueError(f"{name} is {value!r:.80}; allowed are a text and a list of texts")
+    return [*cast("Sequence[str]", value)]
 
 
 def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:

@@ -25,7 +25,7 @@ from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
-from fsdfm.measure.evaluator import Data, Keep, Options, Target, evaluate, evaluate_samples
+from fsdfm.measure.evaluator import Data, Keep, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import Judge, make_judge
 from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
@@ -48,7 +48,7 @@ from fsdfm.runtime import (
 )
 from fsdfm.terminal import say
 
-__all__ = ["DEFAULT_STEPS", "EvaluationRequest", "Outcome", "count", "parse_steps", "run_evaluation"]
+__all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "parse_steps", "run_evaluation"]
 
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
 DEFAULT_FRONTIER = "0.8,0.9"  # beside the temperature of the rows themselves, where there is a judge
@@ -103,7 +103,7 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EvaluationOutcome:
     """What was measured, and whether that is all that was asked for; None: not even real text was.
 
     speaks   whether this process is the one to say so
@@ -114,7 +114,7 @@ class Outcome:
     speaks: bool = True
 
 
-def run_evaluation(request: EvaluationRequest, *, console: Console | None = None) -> Outcome:
+def run_evaluation(request: EvaluationRequest, *, console: Console | None = None) -> EvaluationOutcome:
     """Measure what a request asks for; Ctrl-C or SIGTERM ends it early with what is finished.
 
     The processes that `torchrun` started, or `request.processes` of this machine, share the work: no number changes,
@@ -126,8 +126,8 @@ def run_evaluation(request: EvaluationRequest, *, console: Console | None = None
         with interrupt_on_sigterm(), spawn_local(request.processes, _follow, each):
             run(each)
     except KeyboardInterrupt:
-        return Outcome(run.known, finished=False, speaks=run.speaks)
-    return Outcome(run.known, finished=True, speaks=run.speaks)
+        return EvaluationOutcome(run.known, finished=False, speaks=run.speaks)
+    return EvaluationOutcome(run.known, finished=True, speaks=run.speaks)
 
 
 def _for_each(request: EvaluationRequest) -> EvaluationRequest:
@@ -278,7 +278,7 @@ def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
-def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:  # noqa: ARG001 (one signature for all of its kind)
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
@@ -419,10 +419,10 @@ def _features(name: str) -> Features:
     return minilm_features() if name == "minilm" else huggingface_features(name)
 
 
-def _target(text: str, length: int) -> Target:
+def _target(text: str, length: int) -> MatchTarget:
     """What --matched names."""
     if text == "data":
-        return Target("data")
+        return MatchTarget("data")
     try:
         bits = float(text)
     except ValueError:
@@ -430,7 +430,7 @@ def _target(text: str, length: int) -> Target:
     else:
         if not 0 < bits < float("inf"):
             raise ValueError(f"--matched is {text}; an entropy is a number of bits above 0")
-        return Target(bits, bits)
+        return MatchTarget(bits, bits)
     file, _, steps = text.rpartition(":")
     if not file or not steps.isdecimal():
         raise ValueError(f"--matched is {text!r}; write data, a number of bits, or FILE:STEPS of a result file")
@@ -443,7 +443,7 @@ def _target(text: str, length: int) -> Target:
     row = baseline.row(int(steps))
     if row is None or "entropy_bits" not in row.metrics:
         raise ValueError(f"{file} has no row of {steps} steps; it has {[row.steps for row in baseline.plain]}")
-    return Target(f"{baseline.name} at {steps} steps", row.metrics["entropy_bits"].value)
+    return MatchTarget(f"{baseline.name} at {steps} steps", row.metrics["entropy_bits"].value)
 
 
 def parse_steps(text: str) -> tuple[int, ...]:

@@ -42,9 +42,9 @@ from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
 __all__ = [
     "BUDGETS",
     "Data",
-    "Job",
+    "EvaluationJob",
+    "MatchTarget",
     "Options",
-    "Target",
     "blind_metrics",
     "evaluate",
     "evaluate_samples",
@@ -103,7 +103,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Target:
+class MatchTarget:
     """An entropy to be matched by temperature: what it is called, and in bits; None: that of the real rows."""
 
     to: str | float
@@ -129,7 +129,7 @@ class Options:
     steps: tuple[int, ...] = BUDGETS
     num: int = 256
     metrics: Collection[str] | None = None
-    matched: tuple[Target, ...] = ()
+    matched: tuple[MatchTarget, ...] = ()
     frontier: tuple[float, ...] = ()
     frontier_num: int = 64
     controls: bool = True
@@ -156,24 +156,24 @@ class Options:
         """Samples of a row of the `rows` or of the `frontier`."""
         return min(self.num, self.frontier_num) if place == "frontier" else self.num
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[EvaluationJob]:
         """Plain rows, matched rows, frontier, few steps first."""
         base, steps = self.sampling.temperature, sorted(self.steps)
         return [
-            *(Job(s, base(s)) for s in steps),
-            *(Job(s, base(s), target=target) for target in self.matched for s in steps),
-            *(Job(s, t, place="frontier") for t in self.frontier for s in steps),
+            *(EvaluationJob(s, base(s)) for s in steps),
+            *(EvaluationJob(s, base(s), target=target) for target in self.matched for s in steps),
+            *(EvaluationJob(s, t, place="frontier") for t in self.frontier for s in steps),
         ]
 
 
 @dataclass(frozen=True)
-class Job:
+class EvaluationJob:
     """One row to be measured: at a temperature, or at that which matches a target."""
 
     steps: int
     temperature: float
     place: str = "rows"
-    target: Target | None = None
+    target: MatchTarget | None = None
     matched: Mapping[str, Any] | None = None
 
     @property
@@ -270,9 +270,9 @@ def evaluate_samples(
     return _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell).run(jobs, earlier)
 
 
-def _complete_jobs(archive: Archive, options: Options) -> list[Job]:
+def _complete_jobs(archive: Archive, options: Options) -> list[EvaluationJob]:
     jobs = [
-        Job(row["steps"], row["temperature"], row["place"], matched=row["matched"])
+        EvaluationJob(row["steps"], row["temperature"], row["place"], matched=row["matched"])
         for row in archive.records("row")
         if row["steps"] in options.steps and row["num"] >= options.num_at(row["place"])
     ]
@@ -352,7 +352,7 @@ class _Evaluator:
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
 
-    def run(self, jobs: Sequence[Job], earlier: Evaluation | None) -> Evaluation:
+    def run(self, jobs: Sequence[EvaluationJob], earlier: Evaluation | None) -> Evaluation:
         """Real text first, then every row that is not there yet."""
         evaluation = self._begin() if earlier is None else self.processes.on_rank0(lambda: self._resume(earlier))
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
@@ -481,7 +481,7 @@ class _Evaluator:
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _row(self, job: Job, real: Mapping[str, Measured]) -> Row:
+    def _row(self, job: EvaluationJob, real: Mapping[str, Measured]) -> Row:
         temperature, matched = job.temperature, job.matched
         flags: tuple[str, ...] = ()
         if job.target is not None:
@@ -532,7 +532,7 @@ class _Evaluator:
             facts={"name": name, "num_parameters": alternative.num_parameters},
         )
 
-    def _given(self, job: Job) -> dict[str, Measured]:
+    def _given(self, job: EvaluationJob) -> dict[str, Measured]:
         """What is measured where part of a real row is given: continuations and repairs."""
         found: dict[str, Measured] = {}
         if self.real is None:
@@ -548,7 +548,7 @@ class _Evaluator:
             found["accuracy_argmax"] = self.assess.ratio(drawn, "argmax_hits", "free")
         return found
 
-    def _match(self, job: Job, real: Mapping[str, Measured]) -> tuple[Drawn, float, dict[str, Any]]:
+    def _match(self, job: EvaluationJob, real: Mapping[str, Measured]) -> tuple[Drawn, float, dict[str, Any]]:
         """Samples whose entropy is the target's: a search on a pilot, corrected by what the whole set says.
 
         The pilot is the first samples of the set, so that the two differ by an offset that hardly moves with the

@@ -50,7 +50,7 @@ def describe(out: Path, recipe: Recipe) -> None:
     write_json(out / "run.json", {"commit": commit(), "versions": versions()}, indent=2)
 
 
-def fit(
+def fit(  # noqa: C901 (one decision per line, read in order)
     trainer: Trainer,
     recipe: Recipe,
     *,

@@ -117,7 +117,7 @@ def _is_torch_file(source: Path) -> bool:
     return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
 
 
-def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:  # noqa: ARG001 (one signature for all of its kind)
     section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
     return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from fsdfm import __version__
 from fsdfm.generate import Generation, LanguageModel, State
 from fsdfm.serve.config import ServeConfig
-from fsdfm.serve.engine import CancelledJobError, Engine, ExpiredJobError, Job, QueueFullError, StoppedError
+from fsdfm.serve.engine import CancelledJobError, Engine, EngineStoppedError, ExpiredJobError, Job, QueueFullError
 from fsdfm.serve.guard import Guard, internal_error, log_line
 from fsdfm.serve.page import page_files
 from fsdfm.serve.schemas import (
@@ -112,7 +112,7 @@ class Service:
                 code="queue_full",
                 headers={"retry-after": str(full.retry_after)},
             ) from full
-        except StoppedError as stopped:
+        except EngineStoppedError as stopped:
             raise _shutting_down() from stopped
         return jobs
 

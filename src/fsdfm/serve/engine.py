@@ -31,7 +31,7 @@ from fsdfm.generate import LanguageModel, Request, SamplerConfig, State
 from fsdfm.generate.run import Event, GenerationRun
 from fsdfm.serve.metrics import Metrics
 
-__all__ = ["CancelledJobError", "Engine", "ExpiredJobError", "Job", "QueueFullError", "StoppedError"]
+__all__ = ["CancelledJobError", "Engine", "EngineStoppedError", "ExpiredJobError", "Job", "QueueFullError"]
 
 CancelReason = Literal["disconnected", "timeout", "shutdown"]
 
@@ -44,7 +44,7 @@ class QueueFullError(Exception):
         self.waiting, self.retry_after = waiting, retry_after
 
 
-class StoppedError(Exception):
+class EngineStoppedError(Exception):
     """The engine takes no more work."""
 
 
@@ -159,7 +159,7 @@ class Engine:
         """Take all of these jobs, or none."""
         with self._wake:
             if not self._taking:
-                raise StoppedError("the server is shutting down")
+                raise EngineStoppedError("the server is shutting down")
             waiting = len(self._waiting)
             if len(self._seats) + waiting + len(jobs) > self.most_running + self.most_waiting:
                 raise QueueFullError(waiting, self._retry_after(waiting))

@@ -14,7 +14,7 @@ from fsdfm.studies.report import interval_json
 from fsdfm.studies.truth.laws import BUDGETS
 from fsdfm.studies.truth.methods import TEMPERED
 
-__all__ = ["QUESTIONS", "Answer", "Question", "TruthNumbers", "verdicts"]
+__all__ = ["QUESTIONS", "Answer", "TruthNumbers", "TruthQuestion", "verdicts"]
 
 COLLAPSE_BITS = 0.5
 
@@ -85,7 +85,7 @@ class TruthNumbers:
 
 
 @dataclass(frozen=True)
-class Question:
+class TruthQuestion:
     """A choice to settle: the candidates, the first being the one the others are compared with."""
 
     title: str
@@ -93,23 +93,23 @@ class Question:
 
 
 QUESTIONS = (
-    Question("Teacher", ("rk4", "rk2", "classical-rk4", "heun", "midpoint", "chained")),
-    Question("Average, RK-2", ("rk2", "rk2/probabilities")),
-    Question("Average, RK-4", ("rk4", "rk4/probabilities")),
-    Question("Average, classical RK-4", ("classical-rk4", "classical-rk4/probabilities")),
-    Question("Average, Heun", ("heun", "heun/probabilities")),
-    Question("Average, chained", ("chained", "chained/logits")),
-    Question("Weight policy, under RK-2", ("rk2", "rk2/TB-10", "rk2/PU", "rk2/G", "rk2/AG", "rk2/TB-20-mirrored")),
-    Question("Jump rule of the teacher's hops, under RK-2", ("rk2", "rk2/single-hops", "rk2/instant-hops")),
-    Question("Reflow", ("path-only", "reflow-1", "reflow-2", "reflow-3")),
-    Question(
+    TruthQuestion("Teacher", ("rk4", "rk2", "classical-rk4", "heun", "midpoint", "chained")),
+    TruthQuestion("Average, RK-2", ("rk2", "rk2/probabilities")),
+    TruthQuestion("Average, RK-4", ("rk4", "rk4/probabilities")),
+    TruthQuestion("Average, classical RK-4", ("classical-rk4", "classical-rk4/probabilities")),
+    TruthQuestion("Average, Heun", ("heun", "heun/probabilities")),
+    TruthQuestion("Average, chained", ("chained", "chained/logits")),
+    TruthQuestion("Weight policy, under RK-2", ("rk2", "rk2/TB-10", "rk2/PU", "rk2/G", "rk2/AG", "rk2/TB-20-mirrored")),
+    TruthQuestion("Jump rule of the teacher's hops, under RK-2", ("rk2", "rk2/single-hops", "rk2/instant-hops")),
+    TruthQuestion("Reflow", ("path-only", "reflow-1", "reflow-2", "reflow-3")),
+    TruthQuestion(
         "Reflow, then few-step training",
         ("rk2", "reflow-1+rk2", "reflow-2+rk2", "reflow-2+chained", "reflow-2+rk4", "reflow-3+rk2", "path-only/x3"),
     ),
-    Question("Pairs of free or tied draws, one round", ("reflow-1", "tied-1")),
-    Question("Pairs of free or tied draws, two rounds", ("reflow-2", "tied-2")),
-    Question("Free or tied, then few-step training", ("reflow-2+rk2", "tied-1+rk2", "tied-2+rk2")),
-    Question("Everything against its controls", ("path-only", "rk2", "rk4", "paper", "reflow-2", "reflow-2+rk2")),
+    TruthQuestion("Pairs of free or tied draws, one round", ("reflow-1", "tied-1")),
+    TruthQuestion("Pairs of free or tied draws, two rounds", ("reflow-2", "tied-2")),
+    TruthQuestion("Free or tied, then few-step training", ("reflow-2+rk2", "tied-1+rk2", "tied-2+rk2")),
+    TruthQuestion("Everything against its controls", ("path-only", "rk2", "rk4", "paper", "reflow-2", "reflow-2+rk2")),
 )
 
 
@@ -117,7 +117,7 @@ QUESTIONS = (
 class Answer:
     """The best candidate of a question that did not collapse, the next one, and how surely they differ."""
 
-    question: Question
+    question: TruthQuestion
     best: str
     second: str
     paired: Interval  # of the best to the second
@@ -151,7 +151,9 @@ def verdicts(results: TruthNumbers) -> list[str]:
     return [line for line in lines if line]
 
 
-def _answer(results: TruthNumbers, worlds: Sequence[str], question: Question, *, collapsed: set[str]) -> Answer | None:
+def _answer(
+    results: TruthNumbers, worlds: Sequence[str], question: TruthQuestion, *, collapsed: set[str]
+) -> Answer | None:
     ran = [name for name in question.candidates if any(name in results.methods(world) for world in worlds)]
     pairs = results.pairs(worlds, ["dfm", *ran])  # the same for all, so that no candidate has the easier worlds
     known = {name: ratio for name in ran if (ratio := results.ratio(pairs, name))}

@@ -17,7 +17,7 @@ from fsdfm.learn import Objective
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.truth.worlds import World
 
-__all__ = ["DataLaw", "DataSource", "Lessons", "Student", "train"]
+__all__ = ["DataLaw", "DataSource", "Lessons", "TrainableStudent", "train"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DataSource(Protocol):
         ...
 
 
-class Student(Protocol):
+class TrainableStudent(Protocol):
     """A small network whose weights of h can be left alone."""
 
     @property
@@ -99,7 +99,7 @@ class Student(Protocol):
         ...
 
 
-_Student = TypeVar("_Student", bound=Student)
+_Student = TypeVar("_Student", bound=TrainableStudent)
 
 
 def train(

@@ -1,0 +1,77 @@
+"""What a Python user meets: lists, names of options, wrong types, threads, precision."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import fsdfm
+from fsdfm.checkpoint import save_model
+from fsdfm.cli.output import Output
+from fsdfm.generate import SamplerConfig
+from tiny_models import random_bundle
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return fsdfm.LanguageModel(random_bundle())
+
+
+def test_a_stream_takes_a_length(lm):
+    stream = lm.stream("Once", length=20, steps=2)
+    assert [state.step for state in stream] == [0, 1, 2]
+    assert stream.result.tokens == lm.generate("Once", length=20, steps=2).tokens
+    with pytest.raises(ValueError, match="itself"):
+        lm.stream(lm.encoder.continuation("Once", None), length=20)
+
+
+def test_lists_give_what_each_text_gives_alone(lm):
+    gaps, drafts = ["a [[3]] b", "longer [[2]] text"], ["a draft", "another one"]
+    assert [each.tokens for each in lm.infill(gaps, steps=2)] == [lm.infill(text, steps=2).tokens for text in gaps]
+    assert [each.tokens for each in lm.repair(drafts, steps=2)] == [lm.repair(text, steps=2).tokens for text in drafts]
+    assert len(lm.infill(gaps, steps=1, num=2)) == 4
+    with pytest.raises(ValueError, match="one text"):
+        lm.repair(drafts, [0], steps=1)
+
+
+def test_help_names_every_option(lm):
+    for method in (lm.generate, lm.infill, lm.repair):
+        for name in SamplerConfig.__dataclass_fields__:
+            assert name in method.__doc__
+
+
+def test_an_unknown_option_is_refused_with_the_one_that_is_meant(lm):
+    with pytest.raises(ValueError, match="did you mean temperature"):
+        lm.generate("Once", temprature=0.9)
+    with pytest.raises(ValueError, match="allowed are steps"):
+        lm.stream("Once", qqq=1)
+
+
+@pytest.mark.parametrize("wrong", [5, [], [1, "a"], b"bytes"])
+def test_a_wrong_type_is_a_sentence(lm, wrong):
+    with pytest.raises(ValueError, match="allowed are a text and a list of texts"):
+        lm.generate(wrong)
+
+
+def test_threads_share_a_model(lm):
+    alone = [lm.generate("Once", steps=3, seed=seed).tokens for seed in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda seed: lm.generate("Once", steps=3, seed=seed).tokens, range(6)))
+    assert together == alone
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_takes_bfloat16_where_the_cpu_has_it_and_bfloat16_warns_where_not(tmp_path, monkeypatch, fast):
+    folder = save_model(tmp_path / "model", random_bundle())
+    monkeypatch.setattr("fsdfm.generate.model.multiplies_bfloat16", lambda: fast)
+    chosen = fsdfm.load(folder, device="cpu", precision="auto", threads=1)
+    assert chosen.checkpoint.model.precision == ("bfloat16" if fast else "float32")
+    assert chosen.warnings == ()
+    asked = fsdfm.load(folder, device="cpu", precision="bfloat16", threads=1)
+    assert bool(asked.warnings) is not fast
+
+
+def test_a_picture_without_matplotlib_fails_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install"):
+        Output(None, tmp_path / "x.png", num=1, states=False)
+    assert not (tmp_path / "x.png").exists()

@@ -1,0 +1,119 @@
+"""What keeps the package in order: the command line's options, names used once, tests beside what they test."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import typer
+
+from fsdfm.cli import app
+
+ROOT = Path(__file__).parents[1]
+SOURCE, TESTS = ROOT / "src" / "fsdfm", ROOT / "tests"
+OPTIONS = Path(__file__).with_name("command_line.txt")
+
+# Class names that two packages use, each inside its own; a new one is an error, and so is one that is gone.
+TWICE = {"Ancestral"}  # of Duo and of MDLM
+# Tests of several modules of their package, or of a property of all of it.
+OF_SEVERAL = {
+    "checkpoint/test_mangled",
+    "cli/test_cli",
+    "cli/test_evaluate",
+    "cli/test_generate",
+    "cli/test_results",
+    "cli/test_train",
+    "demo/test_demo",
+    "flow/test_reference",
+    "flow/test_source_and_path",
+    "generate/test_interface",
+    "generate/test_limits",
+    "generate/test_reference",
+    "measure/judges/test_hostile",
+    "measure/test_evaluation_processes",
+    "run/test_run",
+    "run/test_run_processes",
+    "serve/test_contract",
+    "show/test_blocks",
+    "show/test_controls",
+    "show/timeline/test_timeline",
+    "studies/ablation/test_ablation",
+    "studies/checkerboard/test_checkerboard",
+    "studies/truth/test_truth",
+    "test_examples",
+    "test_guards",
+}
+
+
+def describe_commands() -> str:
+    """Every command with its arguments and options, one per line."""
+    lines: list[str] = []
+
+    def walk(command, name):
+        if hasattr(command, "commands"):
+            for each in sorted(command.commands):
+                walk(command.commands[each], f"{name} {each}")
+            return
+        words = [p.name.upper() if p.param_type_name == "argument" else p.opts[0] for p in command.params]
+        lines.extend([name, *(f"  {word}" for word in sorted(words))])
+
+    walk(typer.main.get_command(app), "fsdfm")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_command_line_is_what_is_written_down():
+    """A change of options is a change of the interface: `python tests/test_guards.py` writes the list anew."""
+    assert describe_commands() == OPTIONS.read_text()
+
+
+def test_a_public_class_name_is_defined_once():
+    places = defaultdict(list)
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(file.relative_to(SOURCE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) == TWICE, twice
+
+
+def test_tests_stand_where_what_they_test_stands():
+    for file in TESTS.rglob("test_*.py"):
+        place = file.relative_to(TESTS).with_suffix("")
+        if place.as_posix() in OF_SEVERAL:
+            continue
+        module = SOURCE / place.parent / place.name.removeprefix("test_")
+        assert module.with_suffix(".py").exists() or module.is_dir(), f"{place} tests no module of its name"
+    for name in OF_SEVERAL:
+        assert (TESTS / f"{name}.py").exists(), f"{name} is gone; take it off the list"
+
+
+def test_every_package_has_tests():
+    for folder in SOURCE.rglob("__init__.py"):
+        package = folder.parent.relative_to(SOURCE)
+        if package.parts[:1] == ("assets",) or package.as_posix() in ("serve/page", "show/quality"):
+            continue
+        assert any((TESTS / package).rglob("test_*.py")), f"{package} has no tests"
+
+
+def test_make_bench_runs_every_benchmark():
+    made = set(re.findall(r"fsdfm bench (\w+)", (ROOT / "Makefile").read_text()))
+    known = {command.name for command in typer.main.get_command(app).commands["bench"].commands.values()}
+    assert made == known
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["generate", "--help"], ["evaluate", "--help"]])
+def test_help_does_not_import_torch(words):
+    code = (
+        "import sys; from typer.testing import CliRunner; from fsdfm.cli import app\n"
+        f"done = CliRunner().invoke(app, {words!r}); assert done.exit_code == 0, done.output\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(describe_commands())
