@@ -50,6 +50,8 @@ format: $(STAMP) ## let ruff format and fix
 bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	mkdir -p bench-results
 	$(BIN)/fsdfm bench jump --json bench-results/jump.json
+	$(BIN)/fsdfm bench train --json bench-results/train.json
+	$(BIN)/fsdfm bench generate --json bench-results/generate.json
 
 results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
 	$(BIN)/fsdfm results $(if $(CHECK),--check)

@@ -16,29 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads: see fsdfm.runtime.threads
 
-from fsdfm.flow import (
-    CosineSchedule,
-    ExactDenoiser,
-    ExactJump,
-    ExponentialSchedule,
-    Filter,
-    Grid,
-    InstantJump,
-    LowDiscrepancyJump,
-    MaskSource,
-    MixturePath,
-    MixtureSource,
-    PolynomialSchedule,
-    SingleJump,
-    SystematicJump,
-    UniformSource,
-    sample,
-    trajectory,
-)
-from fsdfm.noise import Noise
-
 if TYPE_CHECKING:
+    from fsdfm.flow import (
+        CosineSchedule,
+        ExactDenoiser,
+        ExactJump,
+        ExponentialSchedule,
+        Filter,
+        Grid,
+        InstantJump,
+        LowDiscrepancyJump,
+        MaskSource,
+        MixturePath,
+        MixtureSource,
+        PolynomialSchedule,
+        SingleJump,
+        SystematicJump,
+        UniformSource,
+        sample,
+        trajectory,
+    )
     from fsdfm.generate import Generation, LanguageModel, load
+    from fsdfm.noise import Noise
 
 __version__ = "0.1.0"
 
@@ -67,12 +66,21 @@ __all__ = [
     "trajectory",
 ]
 
-_LATER = {"Generation": "fsdfm.generate", "LanguageModel": "fsdfm.generate", "load": "fsdfm.generate"}
+_GENERATE = ("Generation", "LanguageModel", "load")
 
 
 def __getattr__(name: str) -> Any:
-    """Names whose modules are imported on first use, so that `import fsdfm` stays fast."""
-    if name not in _LATER:
+    """Names whose modules are imported on first use: `fsdfm --help` need not wait for torch."""
+    if name in ("flow", "noise"):
+        return import_module(f"fsdfm.{name}")
+    if name not in __all__:
         raise AttributeError(f"module 'fsdfm' has no attribute {name!r}")
-    import_module("fsdfm.peers")  # a checkpoint may advise one of their rules by name
-    return getattr(import_module(_LATER[name]), name)
+    if name in _GENERATE:
+        import_module("fsdfm.peers")  # a checkpoint may advise one of their rules by name
+    place = "fsdfm.generate" if name in _GENERATE else "fsdfm.noise" if name == "Noise" else "fsdfm.flow"
+    return getattr(import_module(place), name)
+
+
+def __dir__() -> list[str]:
+    """What there is, imported or not."""
+    return sorted({*globals(), *__all__})

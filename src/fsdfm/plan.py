@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from fsdfm.model import NetworkConfig, build_network
+from fsdfm.model import ModelConfig, TransformerConfig, build_network
 
 __all__ = ["Memory", "Workload", "estimate_flops", "estimate_memory", "tokens_per_second"]
 
@@ -30,7 +30,7 @@ _CHUNK = 256  # rows of logits that live at a time
 class Workload:
     """The numbers of a training run that decide what it needs."""
 
-    model: NetworkConfig
+    model: ModelConfig | TransformerConfig
     length: int
     batch_size: int
     accumulate: int = 1
@@ -70,7 +70,7 @@ class Memory:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
-def _parameters(config: NetworkConfig) -> tuple[int, int]:
+def _parameters(config: ModelConfig | TransformerConfig) -> tuple[int, int]:
     """Parameters of a block, and of all that is not a block."""
     with torch.device("meta"):
         model = build_network(config)

@@ -46,6 +46,12 @@ def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
     assert fill_blocks(found, results) == found
 
 
+def test_marks_in_a_block_of_code_are_left_alone(results: Path) -> None:
+    code = "```markdown\n" + DOCUMENT + "```\n"
+    assert fill_blocks(code, results) == code
+    assert fill_blocks(code + DOCUMENT, results) == code + fill_blocks(DOCUMENT, results)
+
+
 def test_a_document_is_stale_until_it_is_written(results: Path, tmp_path: Path) -> None:
     document, other = tmp_path / "a.md", tmp_path / "b.md"
     document.write_text(DOCUMENT)

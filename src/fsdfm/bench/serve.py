@@ -87,16 +87,21 @@ def _server(bench: ServeBench) -> Iterator[tuple[int, int]]:
     command = [sys.executable, "-m", "fsdfm", "serve", "--port", "0", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    reading: threading.Thread | None = None
     try:
         line = next((line for line in process.stderr if '"serving"' in line), None)
         if line is None:
             raise ValueError("the server did not start; run `fsdfm serve` to see why")
         stderr = process.stderr
-        threading.Thread(target=lambda: [None for _ in stderr], daemon=True).start()  # nobody else reads it
+        reading = threading.Thread(target=lambda: [None for _ in stderr], daemon=True)  # nobody else reads it
+        reading.start()
         yield int(json.loads(line)["address"].rpartition(":")[2]), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(90)
+        if reading is not None:
+            reading.join(10)
+        process.stderr.close()
     if code != 0:
         raise RuntimeError(f"the server ended with code {code}")
 

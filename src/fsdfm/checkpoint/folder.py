@@ -340,7 +340,7 @@ def _card(config: Mapping[str, Any]) -> str:
     steps = f"trained for {', '.join(map(str, budgets))} steps" if budgets else "takes any number of steps, best many"
     rows = {
         "Parameters": f"{config['num_parameters']:,} ({config['dtype']}), {config.get('weights', _AVERAGED)}",
-        "Network": f"{network['num_blocks']} blocks of width {network['width']}, {network['num_heads']} heads",
+        "Network": _network_row(config["architecture"], network),
         "Source": json.dumps(source),
         "Schedule": json.dumps(schedule),
         "Length": f"{config['length']} tokens",
@@ -361,6 +361,12 @@ def _card(config: Mapping[str, Any]) -> str:
         f"| | |\n| --- | --- |\n{table}\n\n"
         "It says what its training data made likely; nothing it writes is checked for truth or harm.\n"
     )
+
+
+def _network_row(architecture: str, network: Mapping[str, Any]) -> str:
+    if {"num_blocks", "width", "num_heads"} <= set(network):
+        return f"{network['num_blocks']} blocks of width {network['width']}, {network['num_heads']} heads"
+    return f"{architecture}: " + ", ".join(f"{name} {value}" for name, value in network.items())
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -437,8 +443,9 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Te
     with _open_tensors(place / _WEIGHTS) as file:
         stored = {_present_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         names = set(stored)
-        if network.num_blocks > len(names):  # before a million empty blocks are built
-            raise ValueError(f"{place / _WEIGHTS} has {len(names)} tensors, too few for {network.num_blocks} blocks")
+        blocks = getattr(network, "num_blocks", 0)
+        if blocks > len(names):  # before a million empty blocks are built
+            raise ValueError(f"{place / _WEIGHTS} has {len(names)} tensors, too few for {blocks} blocks")
         with torch.device("meta"):
             model = architecture.build(network)
         expected = {name: value.shape for name, value in model.state_dict().items()}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption, console
+from fsdfm.cli.options import console
+from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
 
 __all__ = ["evaluate"]
 
 
+@takes_groups
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="A checkpoint, or a run; else the model that ships.")] = None,
     judge: Annotated[
@@ -64,37 +67,22 @@ def evaluate(
     mauve: Annotated[
         str | None, typer.Option(help="Measure MAUVE with these features: minilm, or a causal model of the hub.")
     ] = None,
-    seed: SeedOption = 0,
-    temperature: Annotated[
-        float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
-    ] = None,
-    final_temperature: FinalTemperatureOption = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
-    jump: Annotated[
-        str | None,
-        typer.Option(
-            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said."
-        ),
-    ] = None,
-    grid: Annotated[str, typer.Option(help="uniform or kappa.")] = "uniform",
-    start: Annotated[
-        float | None, typer.Option(help="Where repairs and continuations start; kappa^-1(share given) unless said.")
-    ] = None,
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Where rows of held-out text begin.")
     ] = "document",
     separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
     field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",
     name: Annotated[str | None, typer.Option(help="What tables call the model; its folder unless said.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: PrecisionOption = "float32",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
     processes: Annotated[int, typer.Option(help="That share the work; it changes no number.", min=1)] = 1,
+    *,
+    sampling: SamplingOptions,
+    machine: Machine,
 ) -> None:
     """Measure a model at several budgets: every number with its interval, real text beside it. Ctrl-C keeps rows."""
     given = dict(locals())
+    groups = {**given.pop("sampling").options(), **asdict(given.pop("machine"))}
+    given = {**groups, **given}  # its own --steps, which are budgets, last
     import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.measure.evaluation import EvaluationRequest, count, run_evaluation
     from fsdfm.show.quality.terminal import print_tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +14,6 @@ from fsdfm import files
 
 __all__ = [
     "SEPARATOR",
-    "FinalTemperatureOption",
     "JsonOption",
     "OutOption",
     "PrecisionOption",
@@ -33,9 +34,6 @@ PrecisionOption = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"],
     typer.Option(help="bfloat16, on a GPU or CPU that has it, and int8, on a CPU, are faster: nearly the same text."),
 ]
-FinalTemperatureOption = Annotated[
-    float | None, typer.Option(help="Go from --temperature in the first call to this in the last, evenly.")
-]
 SeparatorOption = Annotated[
     str, typer.Option(help="Stands between the documents of a text file; '': the file is one document.")
 ]
@@ -47,6 +45,8 @@ _SHARED = ("train", "evaluate")  # whose work several processes share
 
 def require_one_process(command: str | None) -> None:
     """Raise where torchrun started a command several times, each of which would do the whole of its work."""
+    if "WORLD_SIZE" not in os.environ:  # what torchrun says; without it torch need not be imported
+        return
     from fsdfm.runtime import process_count
 
     if process_count() > 1 and command not in _SHARED:
@@ -58,6 +58,8 @@ def require_one_process(command: str | None) -> None:
 
 def is_echo(error: ValueError) -> bool:
     """Whether the first of several processes says this already."""
+    if "fsdfm.runtime" not in sys.modules:  # nor has it raised anything
+        return False
     from fsdfm.runtime import EchoError
 
     return isinstance(error, EchoError)

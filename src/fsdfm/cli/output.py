@@ -38,6 +38,10 @@ class Output:
             raise ValueError("--format timeline is for the terminal; use html or png with --out")
         if states and self.format != "json":
             raise ValueError(f"--states goes with --format json, not {self.format}")
+        if self.format == "png":
+            from fsdfm.show.plots import require_plots
+
+            require_plots()
         check_writable(file)
 
     def write(self, generations: Sequence[Generation], facts: Mapping[str, Any]) -> None:

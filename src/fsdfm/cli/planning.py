@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _PARTS = ("weights", "average", "moments", "gradients", "gathered", "activations", "loss", "teacher", "total")
+_SHORT = ("wght", "avg", "mom", "grad", "gath", "act", "loss", "tchr", "total")  # 80 columns hold them all
 
 
 def plan(
@@ -50,6 +51,8 @@ def plan(
         f"{'bfloat16' if work.bfloat16 else 'float32'} products, {per_token / 1e9:.2f} GFLOP a token",
     )
     console.print(_table(rows))
+    short = ", ".join(f"{name} {part}" for name, part in zip(_SHORT, _PARTS, strict=True) if name != part)
+    console.print(f"{short}; parts: portions per step", highlight=False)
     assumed = f"{flops:.3g} FLOP/s a process" if speed is None else "as given"
     console.print(
         f"Time assumes {rate:,.0f} tokens/s a process ({assumed}) and no waiting; memory leaves out what the allocator "
@@ -93,13 +96,13 @@ def _rows(work: Workload, processes: str, rate: float) -> list[dict[str, Any]]:
 def _table(rows: list[dict[str, Any]]) -> Table:
     from fsdfm.learn.journal import duration
 
-    table = Table("GB a process", title="Memory and time by processes and strategy")
+    columns = ("run", *_SHORT, "parts", "time")
+    table = Table(title="GB per process by processes and strategy", box=None, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for row in rows:
-        table.add_column(f"{row['processes']} {row['strategy']}", justify="right")
-    for part in _PARTS:
-        table.add_row(part, *(_gigabytes(row[part]) for row in rows), end_section=part == _PARTS[-1])
-    table.add_row("portions a step", *(str(row["accumulate"]) for row in rows))
-    table.add_row("time", *(duration(row["seconds"]) for row in rows))
+        sizes = (_gigabytes(row[part]) for part in _PARTS)
+        table.add_row(f"{row['processes']} {row['strategy']}", *sizes, str(row["accumulate"]), duration(row["seconds"]))
     return table
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fsdfm.cli.options import PrecisionOption
+from fsdfm.cli.sampling import Machine, takes_groups
 
 __all__ = ["serve"]
 
 
+@takes_groups
 def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.")
@@ -29,9 +30,8 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds after which a text is given up.")] = 120.0,
     drain: Annotated[float, typer.Option(help="Seconds to finish in when told to stop.")] = 30.0,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: PrecisionOption = "float32",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as are free.")] = 0,
+    *,
+    machine: Machine,
 ) -> None:
     """Serve models: OpenAI's completions, infill, repair, streamed states, and a page to play with."""
     try:
@@ -52,8 +52,8 @@ def serve(
         batch=batch,
         request_seconds=timeout,
         drain_seconds=drain,
-        threads=threads,
+        threads=machine.threads,
         log_prompts=log_prompts,
     )
-    models = load_models(model or (), device=device, precision=precision, threads=threads)
+    models = load_models(model or (), device=machine.device, precision=machine.precision, threads=machine.threads)
     run_server(models, config, extra=measured_fragment(models))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fsdfm.cli.options import SEPARATOR, OutOption, SeedOption, SeparatorOption, console
+from fsdfm.cli.options import SEPARATOR, OutOption, SeparatorOption, console
+from fsdfm.cli.sampling import NoiseSamplingOptions, takes_groups
 from fsdfm.terminal import say
 
 __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
@@ -115,37 +117,41 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A run, whose newest checkpoint is taken, or a checkpoint.")],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How the model is best sampled, NAME=VALUE: jump=spaced, temperature=1:0.9,8:0.85 (steps:value), or "
+            "none; may be repeated. As it was unless said."
+        ),
+    ] = None,
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    from fsdfm.generate import read_advice
     from fsdfm.run import export as run_export
 
-    bundle = run_export(checkpoint, out, half=half)
+    advice = None if sampling is None else read_advice(sampling)
+    bundle = run_export(checkpoint, out, half=half, sampling=advice)
     parameters = sum(p.numel() for p in bundle.model.parameters())
     say(console, f"{out}: {parameters:,} parameters")
 
 
+@takes_groups
 def reflow(
     parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
-    steps: Annotated[int, typer.Option(help="Sampling steps of a pair.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
-    jump: Annotated[
-        str | None, typer.Option(help="The rule of a step: exact, single, instant, systematic or spaced.")
-    ] = None,
-    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform",
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
-    temperature: Annotated[float | None, typer.Option(help="Of the parent's posteriors.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
     coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
     coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
-    seed: SeedOption = 0,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
+    *,
+    sampling: NoiseSamplingOptions,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
     given = dict(locals())
@@ -154,11 +160,8 @@ def reflow(
     from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
-    names = (
-        *("num", "steps", "length", "jump", "grid", "draws", "temperature", "top_p", "top_k", "seed"),
-        "batch_size",
-    )
-    config = PairsConfig(**{name: given[name] for name in names})
+    own = {name: given[name] for name in ("num", "steps", "length", "draws", "batch_size")}
+    config = PairsConfig(**{**asdict(sampling), **own})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
     if (corpus is None) != (coder is None):
         raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from inspect import Parameter, Signature, signature
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsdfm.cli.options import FinalTemperatureOption, PrecisionOption, SeedOption
 from fsdfm.cli.output import Format, Output, watch
+from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
 from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
@@ -23,28 +22,10 @@ __all__ = ["generate", "infill", "repair"]
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """The options that all three commands have."""
+    """The options that all three commands have beside those of sampling."""
 
     model: Annotated[str | None, typer.Option(help="A checkpoint, or a run; else the model that ships.")] = None
-    steps: Annotated[int | None, typer.Option(help="Network calls for a block of text; 8 unless said.")] = None
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
-    seed: SeedOption = 0
-    temperature: Annotated[
-        float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
-    ] = None
-    final_temperature: FinalTemperatureOption = None
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None
-    jump: Annotated[
-        str | None,
-        typer.Option(
-            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said."
-        ),
-    ] = None
-    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
-    start: Annotated[
-        float | None, typer.Option(help="The time to start from; by default it follows from what is given.")
-    ] = None
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Whether the text begins where a document begins.")
     ] = "document"
@@ -52,118 +33,90 @@ class Shared:
     out: Annotated[Path | None, typer.Option(help="File to write to, instead of standard output.")] = None
     watch: Annotated[bool, typer.Option("--watch", help="Show the text as it comes.")] = False
     states: Annotated[bool, typer.Option("--states", help="Carry the text at every step; with --format json.")] = False
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto"
-    precision: PrecisionOption = "float32"
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as are free.")] = 0
-
-    def options(self) -> SamplerOptions:
-        """What the sampler wants to know."""
-        return {
-            "steps": self.steps,
-            "seed": self.seed,
-            "temperature": self.temperature,
-            "final_temperature": self.final_temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "jump": self.jump,
-            "grid": self.grid,
-            "start": self.start,
-            "keep_states": self.states,
-        }
 
 
-def shares(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the shared options behind its own; it receives them as one object, `shared`."""
-    hints = get_type_hints(Shared, include_extras=True)
-    own = [parameter for name, parameter in signature(command, eval_str=True).parameters.items() if name != "shared"]
-    others = [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
-        for field in fields(Shared)
-    ]
-
-    def run(**values: Any) -> None:
-        shared = Shared(**{field.name: values.pop(field.name) for field in fields(Shared)})
-        command(**values, shared=shared)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = Signature([*own, *others])  # type: ignore[attr-defined]
-    return run
-
-
-@shares
+@takes_groups
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="What the text begins with; - reads standard input.")] = None,
     suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in all; the model's length unless said.")] = None,
     *,
+    sampling: SamplingOptions,
     shared: Shared,
+    machine: Machine,
 ) -> None:
     """Write a text, after a prompt or from nothing, in a handful of network calls."""
-    output, lm = _begin(shared)
+    output, lm = _begin(shared, sampling, machine)
     request = lm.encoder.continuation(_read(prompt), suffix, length=length, begin=shared.begin)
-    _answer(lm, request, output, shared=shared, command="generate")
+    _answer(lm, request, output, shared=shared, sampling=sampling, command="generate")
 
 
-@shares
+@takes_groups
 def infill(
     text: Annotated[str, typer.Argument(help=r"[[6]] is a gap of six tokens, \[[ the two characters; - reads input.")],
     *,
+    sampling: SamplingOptions,
     shared: Shared,
+    machine: Machine,
 ) -> None:
     """Fill the gaps of a text."""
-    output, lm = _begin(shared)
-    _answer(lm, lm.encoder.gaps(_read(text) or "", begin=shared.begin), output, shared=shared, command="infill")
+    output, lm = _begin(shared, sampling, machine)
+    request = lm.encoder.gaps(_read(text) or "", begin=shared.begin)
+    _answer(lm, request, output, shared=shared, sampling=sampling, command="infill")
 
 
-@shares
+@takes_groups
 def repair(
     text: Annotated[str, typer.Argument(help="The text to repair; - reads standard input.")],
     damaged: Annotated[list[str] | None, typer.Option(help="Damaged characters, BEGIN:END; may be repeated.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
     *,
+    sampling: SamplingOptions,
     shared: Shared,
+    machine: Machine,
 ) -> None:
     """Repair a text: at places you name, or blind, where every token may change."""
     if corrupt is not None and damaged:
         raise ValueError("--corrupt damages the text itself; leave --damaged out")
-    output, lm = _begin(shared)
+    output, lm = _begin(shared, sampling, machine)
     words = _read(text) or ""
-    corruption = None if corrupt is None else lm.corrupt(words, corrupt, seed=shared.seed)
+    corruption = None if corrupt is None else lm.corrupt(words, corrupt, seed=sampling.seed)
     if corruption is None:
         spans = [_span(each) for each in damaged] if damaged else None
         request = lm.encoder.damaged(words, spans, begin=shared.begin)
     else:
         known = None if blind else corruption.damaged
         request = lm.encoder.damaged(corruption.tokens, known, begin=shared.begin)
-    results = _answer(lm, request, output, shared=shared, command="repair")
+    results = _answer(lm, request, output, shared=shared, sampling=sampling, command="repair")
     _report_repair(results, corruption)
 
 
-def _begin(shared: Shared) -> tuple[Output, LanguageModel]:
+def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
     """Everything that can be wrong before the model is read, then the model."""
     import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.generate import SamplerConfig, load
 
-    SamplerConfig(**shared.options())
+    SamplerConfig(**sampling.options())
     output = Output(shared.format, shared.out, num=shared.num, states=shared.states)
     if shared.watch and shared.num > 1:
         raise ValueError(f"--watch shows one text and --num is {shared.num}; leave one of them out")
-    return output, load(shared.model, device=shared.device, precision=shared.precision, threads=shared.threads)
+    return output, load(shared.model, device=machine.device, precision=machine.precision, threads=machine.threads)
 
 
 def _answer(
-    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, command: str
+    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: SamplingOptions, command: str
 ) -> Sequence[Generation]:
+    options: SamplerOptions = {**sampling.options(), "keep_states": shared.states}
     if shared.watch:
-        stream = lm.stream(request, **shared.options())
+        stream = lm.stream(request, **options)
         results = [watch(stream, stream.steps)]
     else:
-        results = lm.run(request.copies(shared.num), **shared.options())
-    for sentence in dict.fromkeys(sentence for result in results for sentence in result.warnings):
+        results = lm.run(request.copies(shared.num), **options)
+    for sentence in dict.fromkeys([*lm.warnings, *(each for result in results for each in result.warnings)]):
         typer.echo(printable(f"warning: {sentence}"), err=True)
-    used = lm.sampler_config(**shared.options())
-    settings = {**shared.options(), "temperature": used.temperature, "jump": used.jump}
+    used = lm.sampler_config(**options)
+    settings = {**options, "temperature": used.temperature, "jump": used.jump}
     facts = {"command": command, "model": lm.checkpoint.loaded, "settings": settings}
     output.write(results, facts)
     first, calls = results[0], sum(result.calls for result in results)

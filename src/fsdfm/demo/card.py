@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdfm.checkpoint import load_model
-from fsdfm.checkpoint.embedded import find_model
+from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.demo.stored import evaluate_commands, merge
 from fsdfm.files import write_text
 from fsdfm.measure.results import Evaluation, load_evaluation
@@ -36,6 +36,8 @@ def stale_card(model: str | Path, results: Path) -> tuple[Path, str] | None:
     found = {file: load_evaluation(file) for file in sorted(results.glob("*.json"))}
     own = [file for file, evaluation in found.items() if evaluation.model.get("checkpoint_sha256") == sha256]
     if not own:
+        if any(evaluation.name == name_of(find_model(model)) for evaluation in found.values()):
+            raise ValueError(f"the results of {model} in {results} were measured with other weights; measure these")
         return None
     largest = sorted(own, key=lambda file: -int(found[file].facts.get("num_samples", 0)))  # its real text is shown
     card, text = card_text(model, largest)

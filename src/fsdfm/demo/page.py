@@ -58,7 +58,7 @@ def page_html(page: Page) -> str:
     known += [NO_RESULTS] if comparison is None else []
     few = page.programme.more[0].steps
     parts = [
-        f"<header><h1>Stories in {few} network calls</h1>",
+        f"<header><h1>Stories in {_calls(few)} of a network</h1>",
         "<p class='lede'>A discrete flow writes all tokens of a story at once, from random tokens to text. Its parent "
         "model wants about a thousand network calls for that; the few-step model is trained to take large steps. "
         "Colours tell at which step a token was last changed. "
@@ -72,17 +72,17 @@ def page_html(page: Page) -> str:
             "Every one of them set out from the same random tokens.",
         ),
         _section(
-            f"More in {few} calls",
+            f"More in {_calls(few)}",
             _cards(page.stored, page.stories(page.programme.more)),
             "With a beginning, and from nothing.",
         ),
         _section(
-            f"Filled in and repaired in {few} calls",
+            f"Filled in and repaired in {_calls(few)}",
             _cards(page.stored, page.stories(page.programme.mended)),
             "What is given stands fast; only the rest is written.",
         ),
         _section(
-            "In fewer calls",
+            "In other numbers of calls",
             _cards(page.stored, page.stories(page.programme.fewer), columns=3),
             "The first story again, from the same noise.",
         ),

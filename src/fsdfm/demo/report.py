@@ -56,7 +56,8 @@ def write_demo(
         # Products this small are not worth sharing: on busy cores two threads make a call ten times slower.
         models = {name: load(name, threads=1) for name in embedded_models()}
     known = read_stored(stored or stored_demo(), {name: lm.checkpoint.loaded for name, lm in models.items()})
-    programme = Programme.of(list(models), known.sampling, long=long)
+    few = next(iter(models.values())).sampler_config().num_steps()
+    programme = Programme.of(list(models), known.sampling, long=long, few=few)
     with progress("stories", sum(order.steps for order in programme.orders), console) as tick:
         made = make_stories(programme.orders, models, tick)
     first = made[programme.beside[0]].timeline

@@ -93,16 +93,19 @@ class Programme:
     fewer: tuple[Order, ...]
 
     @classmethod
-    def of(cls, models: Sequence[str], sampling: Callable[[str, int], Sampling], *, long: int) -> Programme:
+    def of(
+        cls, models: Sequence[str], sampling: Callable[[str, int], Sampling], *, long: int, few: int = FEW
+    ) -> Programme:
         """The programme of models, the best first, and how each is sampled in how many calls.
 
         long   calls for the parent's long story
+        few    calls in which the best one is at its best
         """
 
         def order(model: str, *, steps: int = FEW, **rest: Any) -> Order:
             return Order(model=model, steps=steps, sampling=sampling(model, steps), **rest)
 
-        best, parent = partial(order, models[0]), partial(order, "parent")
+        best, parent = partial(order, models[0], steps=few), partial(order, "parent")
         return cls(
             beside=tuple(dict.fromkeys([best(seed=_SEED), parent(seed=_SEED), parent(seed=_SEED, steps=long)])),
             more=(
@@ -113,7 +116,7 @@ class Programme:
                 best(command="infill", text=_GAPS),
                 best(command="repair", text=_WHOLE, corrupt=0.5),
             ),
-            fewer=tuple(best(seed=_SEED, steps=steps) for steps in (4, 2, 1)),
+            fewer=tuple(best(seed=_SEED, steps=steps) for steps in (8, 4, 2, 1) if steps != few)[-3:],
         )
 
     @property

@@ -5,7 +5,7 @@ walk (the one loop), result, model (`load`, `lm`).
 """
 
 from fsdfm.generate.blind import consistent_time, expected_agreement
-from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions
+from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions, check_advice, read_advice
 from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
 from fsdfm.generate.request import Begin, Request
 from fsdfm.generate.result import Generation, State, pieces_of
@@ -21,8 +21,10 @@ __all__ = [
     "SamplerOptions",
     "State",
     "Stream",
+    "check_advice",
     "consistent_time",
     "expected_agreement",
     "load",
     "pieces_of",
+    "read_advice",
 ]

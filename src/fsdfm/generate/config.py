@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from fsdfm.checks import require_number, require_whole
 from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
 
-__all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions"]
+__all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advice", "read_advice"]
 
 MAX_STEPS = 8192  # eight times the finest step size that training knows
 DEFAULT_STEPS = 8
@@ -165,3 +166,61 @@ class SamplerConfig:
             raise ValueError(f"steps is {self.steps}, but the grid has {len(times) - 1}; leave steps out")
         if self.start is not None and float(times[0]) != 0:
             raise ValueError(f"start is {self.start}, but the grid begins at {float(times[0])}; leave one of them out")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise for the name of an option that there is not, with the one that may be meant."""
+    known = [field.name for field in fields(SamplerConfig)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
+            raise ValueError(f"there is no option {name!r:.80}; {meant}")
+
+
+# --- a model's advice -------------------------------------------------------------------------------------------------
+
+_ADVISED = ("jump", "temperature")
+
+
+def check_advice(advice: Mapping[str, Any]) -> None:
+    """Raise where the `sampling` of a config.json could not be followed: an unknown key, rule, budget, temperature."""
+    for name in advice:
+        if name not in _ADVISED:
+            raise ValueError(f"the advice on sampling names {name!r:.80}; allowed are {' and '.join(_ADVISED)}")
+    if "jump" in advice:
+        SamplerConfig(jump=str(advice["jump"]))
+    temperatures = advice.get("temperature", {})
+    if not isinstance(temperatures, Mapping) or ("temperature" in advice and not temperatures):
+        raise ValueError(f"the advised temperature is {temperatures!r:.80}; give one for every budget: 1:0.9,8:0.85")
+    for steps, value in temperatures.items():
+        SamplerConfig(steps=int(steps), temperature=value)
+
+
+def read_advice(words: Sequence[str]) -> dict[str, Any]:
+    """The advice that `fsdfm export --sampling` spells: jump=spaced, temperature=1:0.9,8:0.85; none: no advice."""
+    if list(words) == ["none"]:
+        return {}
+    advice: dict[str, Any] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or name in advice:
+            raise ValueError(
+                f"--sampling is {word!r:.80}; write each name once, NAME=VALUE: jump=spaced, temperature=1:0.9,8:0.85"
+            )
+        advice[name] = _read_temperatures(value) if name == "temperature" else value
+    check_advice(advice)
+    return advice
+
+
+def _read_temperatures(text: str) -> dict[str, float]:
+    """{"1": 0.9, "8": 0.85} of 1:0.9,8:0.85; one number alone holds at every budget."""
+    try:
+        if ":" not in text:
+            return {str(DEFAULT_STEPS): float(text)}
+        pairs = [part.split(":") for part in text.split(",")]
+        return {str(int(steps)): float(value) for steps, value in pairs}
+    except ValueError:
+        raise ValueError(
+            f"the advised temperature is {text!r:.80}; write steps:temperature, 1:0.9,8:0.85, or one number for all"
+        ) from None

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 import torch
 
 from fsdfm.checkpoint import Checkpoint, load_model, require_finite
-from fsdfm.generate.config import SamplerConfig, SamplerOptions
+from fsdfm.generate.config import SamplerConfig, SamplerOptions, check_options
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.generate.run import GenerationRun
+from fsdfm.model import multiplies_bfloat16
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig, free_threads
 
@@ -37,8 +38,8 @@ def load(
 
     path        a checkpoint; a run, whose newest one is taken; "fewstep" or "parent": an embedded model
     device      auto, cpu, cuda, cuda:1, mps
-    precision   float32; bfloat16: faster on a GPU or CPU that has it; auto: bfloat16 on such a GPU, else float32;
-                int8: 8-bit weights, faster on a CPU
+    precision   float32; bfloat16: faster on a GPU or CPU that has it, slower on others, of which `lm.warnings` tells;
+                auto: bfloat16 where the device has it, else float32; int8: 8-bit weights, faster on a CPU
     threads     CPU threads; 0: as many as torch has and the machine has free (`fsdfm.runtime.threads`)
     """
     if precision == "int8" and device not in ("auto", "cpu"):
@@ -49,11 +50,15 @@ def load(
     if precision == "int8":
         config = replace(config, device="cpu")
     runtime = Runtime(config)
+    if precision == "auto" and runtime.device.type == "cpu":
+        precision = "bfloat16" if multiplies_bfloat16() else "float32"
     here = runtime.device.type == "cpu" and precision in ("int8", "bfloat16")
     if not here and precision != "int8":
         runtime = Runtime(replace(config, precision=precision))
     rounded = cast(Literal["float32", "bfloat16", "int8"], precision if here else "float32")
     lm = LanguageModel(load_model(path, device=runtime.device, precision=rounded), runtime=runtime)
+    if rounded == "bfloat16" and not multiplies_bfloat16():
+        lm.warnings = ("this CPU does not multiply bfloat16, which is slower here than float32; use precision auto",)
     return lm
 
 
@@ -100,18 +105,22 @@ class LanguageModel:
     Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
     start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
 
+    Threads may share one: a call keeps its state to itself, and the weights are only read. Processes that fork after
+    torch has computed must load their own (`multiprocessing` with spawn).
+
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """
 
     def __init__(self, checkpoint: Checkpoint, *, runtime: Runtime | None = None):
         self.checkpoint = checkpoint
+        self.warnings: tuple[str, ...] = ()  # what a user of it should know
         self.runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
         require_finite(checkpoint.model)
         self.network = BatchInvariant(checkpoint.model, self.runtime)
         self.encoder = PromptEncoder(
             checkpoint.tokenizer,
             checkpoint.bos_id,
-            needs_bos=checkpoint.model.config.next_token,
+            needs_bos=getattr(checkpoint.model.config, "next_token", False),
             length=checkpoint.length,
         )
 
@@ -157,6 +166,8 @@ class LanguageModel:
         prompt   a text, or several
         length   tokens in all, what is given included; the training length unless said; more takes several blocks
         num      how many texts of each prompt; with it, or with several prompts, the answer is a list
+        options  steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
+                 `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
@@ -169,13 +180,24 @@ class LanguageModel:
     ) -> Generation: ...
     @overload
     def infill(
-        self, text: str, *, begin: Begin = "document", num: int, **options: Unpack[SamplerOptions]
+        self, text: str | Sequence[str], *, begin: Begin = "document", num: int = 1, **options: Unpack[SamplerOptions]
     ) -> list[Generation]: ...
     def infill(
-        self, text: str, *, begin: Begin = "document", num: int | None = None, **options: Unpack[SamplerOptions]
+        self,
+        text: str | Sequence[str],
+        *,
+        begin: Begin = "document",
+        num: int | None = None,
+        **options: Unpack[SamplerOptions],
     ) -> Generation | list[Generation]:
-        r"""Fill the gaps of a text: `[[6]]` stands for six tokens, `\[[` for a literal `[[`."""
-        return self._answer([self.encoder.gaps(text, begin=begin)], num, options)
+        r"""Fill the gaps of a text, or of several: `[[6]]` stands for six tokens, `\[[` for a literal `[[`.
+
+        options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
+                  `SamplerConfig`
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        requests = [self.encoder.gaps(each, begin=begin) for each in texts]
+        return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
 
     @overload
     def repair(
@@ -216,11 +238,27 @@ class LanguageModel:
 
     def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
         """How these options sample: what they leave open is the model's own advice, if it has any."""
+        check_options(options)
         return SamplerConfig(**options).advised(self.checkpoint.facts.get("sampling"))
 
-    def stream(self, asked: str | Request | None = None, **options: Unpack[SamplerOptions]) -> Stream:
-        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`."""
-        request = asked if isinstance(asked, Request) else self.encoder.continuation(asked, None)
+    def stream(
+        self,
+        asked: str | Request | None = None,
+        *,
+        suffix: str | None = None,
+        length: int | None = None,
+        begin: Begin = "document",
+        **options: Unpack[SamplerOptions],
+    ) -> Stream:
+        """The states of one text as they come: of a prompt's continuation, or of a request of `lm.encoder`.
+
+        suffix, length, begin   as in `generate`; a request has them already
+        """
+        if isinstance(asked, Request) and (suffix, length, begin) != (None, None, "document"):
+            raise ValueError("a request says its suffix, length and beginning itself; leave them out")
+        request = asked
+        if not isinstance(request, Request):
+            request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
     def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:

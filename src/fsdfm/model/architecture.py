@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdfm.model.dit import DiT, ModelConfig
+from fsdfm.model.network import Network, NetworkConfig
 from fsdfm.model.stack import Transformer, TransformerConfig
 
 __all__ = [
@@ -18,9 +19,6 @@ __all__ = [
     "build_network",
     "find_architecture",
 ]
-
-Network = DiT | Transformer
-NetworkConfig = ModelConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -45,19 +43,29 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dit": Architecture(ModelConfig, DiT),
     "transformer": Architecture(TransformerConfig, Transformer),
 }
-"""The networks by name; a checkpoint that names none holds a DiT."""
+"""The networks by name; a checkpoint that names none holds a DiT. `ARCHITECTURES["mine"] = Architecture(MyConfig,
+MyNetwork)` adds one from outside (`fsdfm.model.network`)."""
 
 
 def find_architecture(name: object = "dit") -> Architecture:
     """The architecture of that name."""
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ValueError(f"architecture is {name!r:.80}; allowed are {', '.join(ARCHITECTURES)}: update fsdfm")
+        raise ValueError(
+            f"architecture is {name!r:.80}; allowed are {', '.join(ARCHITECTURES)}: update fsdfm, or import the module "
+            "that adds it to fsdfm.model.ARCHITECTURES"
+        )
     return ARCHITECTURES[name]
 
 
 def architecture_of(config: NetworkConfig) -> str:
     """The name of the architecture that such a config is of."""
-    return next(name for name, found in ARCHITECTURES.items() if type(config) is found.config)
+    for name, found in ARCHITECTURES.items():
+        if type(config) is found.config:
+            return name
+    raise ValueError(
+        f"{type(config).__name__} is the config of no architecture; name it first: "
+        f'ARCHITECTURES["mine"] = Architecture({type(config).__name__}, its network)'
+    )
 
 
 def build_network(config: NetworkConfig, *, seed: int = 0) -> Network:

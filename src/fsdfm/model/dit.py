@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import Posterior, SplitNetwork, network_posterior
+from fsdfm.flow import Posterior, SplitNetwork
 from fsdfm.flow.posterior import independent_posterior
 from fsdfm.flow.reading import reading_hook
 from fsdfm.model.crf_head import CRFConfig
@@ -27,6 +27,7 @@ from fsdfm.model.layers import (
     linear,
     rotary_phases,
 )
+from fsdfm.model.network import Network
 
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
@@ -212,7 +213,7 @@ def _told(clock: ClockName, t: Tensor) -> Tensor:
     return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
 
 
-class DiT(nn.Module):
+class DiT(Network):
     """A bidirectional transformer with rotary attention and adaptive LayerNorm: logits [B, L, V] of p_{1|t}.
 
         model = DiT(ModelConfig.preset("170m"))
@@ -228,7 +229,7 @@ class DiT(nn.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int = 0):
         super().__init__()
-        self.config = config
+        self.config: ModelConfig = config
         self.precision = "float32"  # of its matrix products, unless somebody recasts them
         self.embedding = embedding(config.vocab_size, config.width)
         fused = config.conditioning == "fused"
@@ -244,10 +245,6 @@ class DiT(nn.Module):
         nn.init.zeros_(self.head.weight)
         if self.joint is not None:
             self.joint.initialise(seed + 2)
-
-    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
-        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
-        return network_posterior(self, x_t, t, h=h, rows=rows)
 
     def trunk(
         self,

@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import Posterior, network_posterior
 from fsdfm.model.crf_head import CRFConfig
 from fsdfm.model.dit import ModelConfig, SharedConditioning
 from fsdfm.model.joint import JointStackConfig, make_joint_head
@@ -41,6 +40,7 @@ from fsdfm.model.layers import (
     linear,
     rotate,
 )
+from fsdfm.model.network import Network
 
 __all__ = ["Transformer", "TransformerConfig", "rotary_frequencies", "visibility"]
 
@@ -277,7 +277,7 @@ class _StackBlock(nn.Module):
         return x + y if gate is None else torch.addcmul(x, 1 + gate, y)
 
 
-class Transformer(nn.Module):
+class Transformer(Network):
     """A stack of pre-norm blocks: logits [B, L, V] of p_{1|t}(. | x_t), or of the next token under a causal mask.
 
         model = Transformer(TransformerConfig(vocab_size=50, width=32, num_blocks=2, num_heads=4))
@@ -289,7 +289,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, *, seed: int = 0):
         super().__init__()
-        self.config = config
+        self.config: TransformerConfig = config
         self.precision = "float32"  # of its matrix products, unless somebody recasts them
         self.embedding = embedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
@@ -351,10 +351,6 @@ class Transformer(nn.Module):
         child = Transformer(replace(self.config, **changes), seed=seed)
         child.load_state_dict({**child.state_dict(), **self.state_dict()})
         return child.to(self.norm.weight).train(self.training)
-
-    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
-        """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
-        return network_posterior(self, x_t, t, h=h, rows=rows)
 
     def trunk(
         self,

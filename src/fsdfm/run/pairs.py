@@ -35,13 +35,14 @@ class PairsConfig:
     seed: int = 0
     jump: str | None = None
     temperature: float | None = None
+    final_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     grid: str = "uniform"
 
     def sampler(self, bundle: Checkpoint) -> SamplerConfig:
         """The options of sampling, and where they say nothing what the parent advises."""
-        names = ("steps", "seed", "jump", "temperature", "top_p", "top_k", "grid")
+        names = ("steps", "seed", "jump", "temperature", "final_temperature", "top_p", "top_k", "grid")
         return SamplerConfig(**{name: getattr(self, name) for name in names}).advised(bundle.facts.get("sampling"))
 
 
@@ -69,7 +70,8 @@ def make_pairs(
         "seed": sampler.seed,
         "parent": weights_sha256(bundle.model),
     }
-    others = {"top_p": sampler.top_p, "top_k": sampler.top_k, "grid": None if config.grid == "uniform" else config.grid}
+    others = {name: getattr(sampler, name) for name in ("final_temperature", "top_p", "top_k")}
+    others["grid"] = None if config.grid == "uniform" else config.grid
     about |= {name: value for name, value in others.items() if value is not None}
     header = data.PairHeader(length=maker.length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:

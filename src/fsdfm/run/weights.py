@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
+from fsdfm.generate import check_advice
 from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
 from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
@@ -265,8 +267,19 @@ def import_llama2c(section: ModelSection, config: DataConfig, out: str | Path, *
     return bundle
 
 
-def export(checkpoint: str | Path, out: str | Path, *, half: bool = False) -> Checkpoint:
-    """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else."""
+def export(
+    checkpoint: str | Path, out: str | Path, *, half: bool = False, sampling: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else.
+
+    sampling   how the model is best sampled, {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}: what its users
+               get unless they say otherwise; None: as the checkpoint advises, {}: no advice
+    """
+    if sampling is not None:
+        check_advice(sampling)
     bundle = load_model(checkpoint)
+    if sampling is not None:
+        others = {name: value for name, value in bundle.facts.items() if name != "sampling"}
+        bundle = replace(bundle, facts={**others, **({"sampling": dict(sampling)} if sampling else {})})
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
     return bundle

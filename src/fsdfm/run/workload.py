@@ -9,7 +9,7 @@ from fsdfm import data
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.config import Recipe, load_recipe, recipe_names
-from fsdfm.model import NetworkConfig
+from fsdfm.model import ModelConfig, TransformerConfig
 from fsdfm.plan import Workload
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.weights import check, is_step_aware, model_config
@@ -35,7 +35,7 @@ def make_workload(recipe: Recipe) -> Workload:
     )
 
 
-def _planned_model(recipe: Recipe) -> NetworkConfig:
+def _planned_model(recipe: Recipe) -> ModelConfig | TransformerConfig:
     """The network that a run would train, without its weights: a parent may still be a recipe itself."""
     section = recipe.model
     if section.preset is not None:
@@ -50,6 +50,7 @@ def _planned_model(recipe: Recipe) -> NetworkConfig:
         if not parents:
             raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
         config = _planned_model(parents[0])
+    assert isinstance(config, ModelConfig | TransformerConfig)
     if is_step_aware(recipe) and not config.is_step_aware:
         config = replace(config, conditioning="step")
     return config if section.dropout is None else replace(config, dropout=section.dropout)

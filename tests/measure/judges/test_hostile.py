@@ -13,6 +13,7 @@ import torch
 
 from fsdfm.data import Tokenizer
 from fsdfm.measure.judges import load_causal, save_causal
+from fsdfm.measure.judges.gemma import gemma_judge
 from fsdfm.measure.judges.gguf import GgufFile, llama_judge, read_gguf
 from fsdfm.model import CausalConfig, CausalModel
 
@@ -87,6 +88,8 @@ def test_a_network_that_the_file_does_not_hold_is_refused(tmp_path: Path, change
         llama_judge(GgufFile(file.name, data, {**FACTS, **change}, tensors), name="x")
     with pytest.raises(ValueError, match="no Llama network that can be read .KeyError"):
         llama_judge(GgufFile(file.name, data, {}, tensors), name="x")
+    with pytest.raises(ValueError, match="no Gemma 3 network that can be read"):
+        gemma_judge(GgufFile(file.name, data, {}, tensors), name="x")
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,22 @@ def gemma_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A Gemma 3 network as a judge; before a text stands the file's BOS unless `bos_id` replaces it."""
+    try:
+        return _gemma_judge(file, name, bos_id, device=device)
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{file.name} is no Gemma 3 network that can be read ({type(error).__name__}: {str(error)[:200]}); "
+            "get it again"
+        ) from error
+
+
+def _gemma_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:
     facts = file.metadata
     config = _config(file)
-    model = GemmaModel(config)
+    if config.num_blocks > len(file.tensors):  # before a million empty blocks are built
+        raise ValueError(f"it has {len(file.tensors)} tensors, too few for {config.num_blocks} blocks")
+    with torch.device("meta"):  # what is allocated is what the file holds, not what its header says
+        model = GemmaModel(config)
     model.load_state_dict({key: file.tensor(key) for key in file.tensors}, assign=True)
     model.to(device).eval().requires_grad_(False)
     encode = SentencePieceEncoder(*(facts[f"tokenizer.ggml.{part}"] for part in ("tokens", "scores", "token_type")))

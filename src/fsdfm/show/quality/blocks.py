@@ -9,7 +9,7 @@ A table stands between two comments, a single number inside of a line between tw
     ... in 8 calls <!-- number fewstep-8.json 8 token_perplexity -->47.6 [45.9, 49.3]<!-- /number --> against ...
 
 Files are looked for in one folder; files of one model, such as fewstep-1.json and fewstep-8.json, are taken as one.
-What stands outside of the marks is never touched.
+What stands outside of the marks, or in a block of code, is never touched.
 """
 
 from __future__ import annotations
@@ -36,12 +36,17 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL = "real"
 
 
 def fill_blocks(text: str, folder: Path) -> str:
     """A document with every marked table and number as the result files in a folder have it."""
-    return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), text))
+
+    def fill(part: str) -> str:
+        return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), part))
+
+    return "".join(part if part.startswith("```") else fill(part) for part in _FENCED.split(text))
 
 
 def stale_documents(documents: Iterable[Path], folder: Path) -> list[Path]:

@@ -54,7 +54,7 @@ def draw_board_steps(givens: npt.NDArray[np.int64], filled: npt.NDArray[Any], wr
         row, column = divmod(cell, n)
         given, step = givens[cell] > 0, int(written[cell])
         shown = int(givens[cell]) if given else digit
-        colour = "black" if given else colours(0.85 * (step - 1) / max(1, last - 1))
+        colour = "black" if given else colours(0.85 * step / last)
         panel.text(column + 0.5, row + 0.45, str(shown), ha="center", va="center", color=colour, fontsize=13)
         if not given:
             panel.text(column + 0.95, row + 0.95, str(step), ha="right", va="bottom", color="grey", fontsize=5)
@@ -63,7 +63,10 @@ def draw_board_steps(givens: npt.NDArray[np.int64], filled: npt.NDArray[Any], wr
         panel.axhline(line, color="black", linewidth=wide)
         panel.axvline(line, color="black", linewidth=wide)
     panel.set(
-        xlim=(0, n), ylim=(n, 0), aspect="equal", title=f"black: given; small: the step, 1 to {last}, that wrote it"
+        xlim=(0, n),
+        ylim=(n, 0),
+        aspect="equal",
+        title=f"black: given; small: the step, 1 to {last}, that changed it last; 0: none did",
     )
     panel.title.set_fontsize(7)
     panel.axis("off")

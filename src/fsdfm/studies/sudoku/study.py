@@ -149,11 +149,11 @@ def _draw_example(results: StudyResults, setting: BoardSetting, method: BoardMet
 def _walk(
     network: BoardNetwork, method: BoardMethod, givens: np.ndarray[Any, Any], *, steps: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The board filled in, and the step (1 ..) that wrote each cell last; 0 where it is given."""
+    """The board filled in, and the step (1 ..) that changed each cell last; 0 where it is given or as the noise was."""
     path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
     boards = torch.from_numpy(givens)[None]
     walk = walk_boards(network, path, boards, steps=steps, rule=rules_of(method)["exact"], noise=Noise(0, [0]))
-    written = torch.where(boards > 0, 0, 1)
+    written = torch.zeros_like(boards)
     for step in walk:
         written = torch.where(step.jumps, step.index + 1, written)
     return (walk[-1].x_next % network.num_digits + 1)[0].numpy(), written[0].numpy()
