@@ -106,7 +106,9 @@ class ModelSection:
     open_steps: int | None = None  # of training, until the attention of an imported model is open; None: at once
     add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
     reset_head: bool = False  # the parent's last layer starts from zero: for outputs that will mean something else
-    transition_rank: int | None = None  # of links between neighbours, which the text's counts begin; None: the parent's
+    transition_rank: int | None = None  # of a CRF between neighbours, which the text's counts begin; None: the parent's
+    causal_blocks: int | None = None  # of a causal head over the trunk; None: as the parent has it
+    causal_start: str | None = None  # a llama2.c .bin whose first and last blocks the causal head starts from
 
     def __post_init__(self) -> None:
         if self.llama2c is not None and self.min_count is None:

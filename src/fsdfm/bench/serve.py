@@ -188,6 +188,7 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
         "statuses": {str(status): number for status, number in sorted(tally.statuses.items())},
         "undocumented": sum(number for status, number in tally.statuses.items() if status not in _DOCUMENTED),
         "lost": sum(tally.sent.values()) - sum(tally.ended.values()),
+        "broken": sum(number for outcome, number in tally.ended.items() if outcome.endswith("broken")),
         "wrong_texts": len(tally.wrong),
         "checked_texts": len(tally.texts),
         "texts_per_second": len(ordered) / bench.seconds,

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
 from fsdfm.flow.posterior import Tile, without_token
+from fsdfm.model.causal import CausalModel
 from fsdfm.model.causal_loop import VectorStack, can_loop
 from fsdfm.model.joint import JointConfig, JointHead, register_joint_head
 from fsdfm.model.layers import Block, Cache, Norm, StackConfig, initialise, linear, rotary_phases
@@ -97,6 +98,15 @@ class CausalHead(JointHead):
                 module.weight.normal_(0, module.in_features**-0.5, generator=generator)
         for module in (self.project, self.combine, self.modulation, self.step.out):
             nn.init.zeros_(module.weight)
+
+    @torch.no_grad()
+    def start_from(self, causal: CausalModel) -> None:
+        """Take blocks of an autoregressive model, its first ones and its last, and its norm."""
+        count = self.config.num_blocks
+        chosen = [*causal.blocks[: count - 1], causal.blocks[-1]]
+        for own, other in zip(self.blocks, chosen, strict=True):
+            own.load_state_dict(other.state_dict())
+        self.norm.load_state_dict(causal.norm.state_dict())
 
     def shared(self, network: SplitNetwork) -> list[nn.Parameter]:
         """The embedding, which the head reads the tokens before with."""

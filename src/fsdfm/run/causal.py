@@ -43,7 +43,7 @@ def check_causal(recipe: Recipe) -> None:
         )
     if recipe.model.preset is None:
         raise ValueError('model.preset is missing: model.architecture = "causal" starts from fresh weights of a size')
-    others = ("parent", "llama2c", "llama2c_tokenizer", "min_count", "cond_width", "transition_rank")
+    others = ("parent", "llama2c", "llama2c_tokenizer", "min_count", "cond_width", "transition_rank", "causal_blocks")
     unused = [f"model.{name}" for name in others if getattr(recipe.model, name) is not None]
     unused += [f"data.{name}" for name in ("pairs", "step_pairs", "given_share") if getattr(recipe.data, name)]
     unused += [

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fsdfm import data, flow
-from fsdfm.checkpoint import Checkpoint, convert_llama2c, load_model, save_model
+from fsdfm.checkpoint import Checkpoint, causal_over, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
 from fsdfm.generate import check_advice
 from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import DiT, ModelConfig, Network, Transformer, build_network
+from fsdfm.model import CausalHead, CausalHeadConfig, DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -55,7 +55,7 @@ def check(recipe: Recipe) -> None:
         raise ValueError(
             f"model.transition_rank is {section.transition_rank}; allowed are whole numbers >= 0, 64 for example"
         )
-    if section.transition_rank:
+    if section.transition_rank or section.causal_blocks:
         _check_joint(objective)
 
 
@@ -112,9 +112,27 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
         bundle = _linked(recipe, bundle, out)
-    if bundle.model.config.transition_rank:
+    if recipe.model.causal_blocks is not None:
+        bundle = _with_causal_head(recipe.model, bundle)
+    if bundle.model.config.posterior is not None:
         _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its own
     return bundle
+
+
+def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
+    """The checkpoint with a causal head, whose blocks may start as an autoregressive model's."""
+    blocks, found = section.causal_blocks, bundle.model.config.posterior
+    assert blocks is not None
+    if isinstance(found, CausalHeadConfig) and found.num_blocks == blocks:
+        return bundle
+    if not isinstance(bundle.model, DiT):
+        raise ValueError("model.causal_blocks is for a DiT; leave it out")
+    model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
+    if section.causal_start is not None:
+        causal = causal_over(section.causal_start, bundle.tokenizer.pieces, section.llama2c_tokenizer)
+        assert isinstance(model.joint, CausalHead)
+        model.joint.start_from(causal)
+    return replace(bundle, model=model)
 
 
 def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:

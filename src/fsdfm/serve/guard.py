@@ -95,10 +95,13 @@ class Guard:
             return receive
         most = self.config.max_body
         length = _header(scope, b"content-length")
-        if length and (not length.isdigit() or int(length) > most):
+        if length and not length.isdigit():
             raise self._too_large()
         try:
             async with asyncio.timeout(self.config.body_seconds):
+                if length and int(length) > most:
+                    await _discard(receive, 4 * most)
+                    raise self._too_large()
                 body = await self._read(receive, most)
         except TimeoutError as error:
             raise RefusalError(
@@ -126,6 +129,8 @@ class Guard:
                 raise ConnectionResetError("the client left before its request was complete")
             body += message.get("body", b"")
             if len(body) > most:
+                if message.get("more_body", False):
+                    await _discard(receive, 4 * most)
                 raise self._too_large()
             if not message.get("more_body", False):
                 return bytes(body)
@@ -157,6 +162,16 @@ class _Told:
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": refusal.status, "headers": pairs})
         await self({"type": "http.response.body", "body": body})
+
+
+async def _discard(receive: Receive, most: int) -> None:
+    """Read on for a while without keeping it: a client that still sends would not see why it is refused."""
+    read = 0
+    while read < most:
+        message = await receive()
+        read += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
 
 
 def internal_error(request_id: str) -> RefusalError:
