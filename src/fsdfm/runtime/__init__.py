@@ -1,4 +1,4 @@
-"""The machine: device, precision, processes, compilation, dropout, signals. No other room knows of it."""
+"""The machine: device, precision, processes, compilation, dropout, signals. No other package knows of it."""
 
 from fsdfm.runtime.machine import Precision, Runtime, RuntimeConfig, Strategy, require_strategy
 from fsdfm.runtime.processes import ALONE, EchoError, Processes, is_sharded, local, placed, process_count
