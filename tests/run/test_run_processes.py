@@ -186,7 +186,7 @@ def test_mistakes_and_broken_losses_end_all_processes(runs, tmp_path):
         (recipe, f"out={tmp_path / 'c'}", "runtime.strategy=fsdp", "optim.lr=10", "optim.clip=1e30", "optim.warmup=0"),
     ]
     rows, length, folder, broken = together(2, refuse, *jobs)
-    assert "9 in 1 portions over 2 processes; allowed are multiples of 2" in rows
+    assert "9 in 1 portions over 2 processes; allowed are positive multiples of 2" in rows
     assert "length is 100000" in length
     assert "cannot write to /proc/nowhere" in folder
     assert "at training step" in broken

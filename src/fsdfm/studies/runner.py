@@ -41,6 +41,7 @@ from fsdfm.studies.report import StudyReport, write_report
 
 __all__ = ["Cell", "StoppedError", "Study", "StudyResults", "require_seeds", "run_study"]
 
+_PATIENCE_SECONDS = 30.0  # for a process that was told to stop to save what it has
 _POLL_SECONDS = 0.5
 
 
@@ -274,7 +275,10 @@ class _Pool:
             for process in children:
                 process.terminate()
             for process in children:
-                process.join()
+                process.join(_PATIENCE_SECONDS)
+                if process.is_alive():  # it waits for a lock of the queue that a process which died has taken along
+                    process.kill()
+                    process.join()
         self._executor.shutdown()
 
     @property
