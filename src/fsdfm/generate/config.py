@@ -180,16 +180,18 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 # --- a model's advice -------------------------------------------------------------------------------------------------
 
-_ADVISED = ("jump", "temperature")
+_ADVISED = ("steps", "jump", "temperature")
 
 
 def check_advice(advice: Mapping[str, Any]) -> None:
     """Raise where the `sampling` of a config.json could not be followed: an unknown key, rule, budget, temperature."""
     for name in advice:
         if name not in _ADVISED:
-            raise ValueError(f"the advice on sampling names {name!r:.80}; allowed are {' and '.join(_ADVISED)}")
+            raise ValueError(f"the advice on sampling names {name!r:.80}; allowed are {', '.join(_ADVISED)}")
     if "jump" in advice:
         SamplerConfig(jump=str(advice["jump"]))
+    if "steps" in advice:
+        SamplerConfig(steps=advice["steps"])
     temperatures = advice.get("temperature", {})
     if not isinstance(temperatures, Mapping) or ("temperature" in advice and not temperatures):
         raise ValueError(f"the advised temperature is {temperatures!r:.80}; give one for every budget: 1:0.9,8:0.85")
@@ -198,7 +200,7 @@ def check_advice(advice: Mapping[str, Any]) -> None:
 
 
 def read_advice(words: Sequence[str]) -> dict[str, Any]:
-    """The advice that `fsdfm export --sampling` spells: jump=spaced, temperature=1:0.9,8:0.85; none: no advice."""
+    """The advice that `fsdfm export --sampling` spells: steps=1, jump=spaced, temperature=1:0.9,8:0.85; none: none."""
     if list(words) == ["none"]:
         return {}
     advice: dict[str, Any] = {}
@@ -208,9 +210,19 @@ def read_advice(words: Sequence[str]) -> dict[str, Any]:
             raise ValueError(
                 f"--sampling is {word!r:.80}; write each name once, NAME=VALUE: jump=spaced, temperature=1:0.9,8:0.85"
             )
-        advice[name] = _read_temperatures(value) if name == "temperature" else value
+        advice[name] = _read_advised(name, value)
     check_advice(advice)
     return advice
+
+
+def _read_advised(name: str, text: str) -> Any:
+    if name == "temperature":
+        return _read_temperatures(text)
+    if name != "steps":
+        return text
+    if not text.isdecimal():
+        raise ValueError(f"the advised steps are {text!r:.80}; write a whole number such as steps=1")
+    return int(text)
 
 
 def _read_temperatures(text: str) -> dict[str, float]:
