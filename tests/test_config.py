@@ -25,6 +25,7 @@ NAMES = [
     "peer-sdtt",
     "peer-sedd",
     "peer-sedd-uniform",
+    "stories-causal",
     "stories-coded",
     "stories-dfm",
     "stories-fewstep",

@@ -60,7 +60,8 @@ def page_html(page: Page) -> str:
     parts = [
         f"<header><h1>Stories in {_calls(few)} of a network</h1>",
         "<p class='lede'>A discrete flow writes all tokens of a story at once, from random tokens to text. Its parent "
-        "model wants about a thousand network calls for that; the few-step model is trained to take large steps. "
+        "model wants about a thousand network calls for that; the few-step model takes large steps, and draws the "
+        "tokens of a step so that they agree. "
         "Colours tell at which step a token was last changed. "
         "<label><input type='checkbox' id='plain'> plain text</label></p>",
         _notices(known) + notices(page.stale),
