@@ -35,7 +35,7 @@ from fsdfm.flow.posterior import Tile, without_token
 from fsdfm.model.causal import CausalModel
 from fsdfm.model.causal_loop import VectorStack, can_loop
 from fsdfm.model.joint import JointConfig, JointHead, register_joint_head
-from fsdfm.model.layers import Block, Cache, Norm, StackConfig, initialise, linear, rotary_phases
+from fsdfm.model.layers import Block, Cache, Norm, Sinusoid, StackConfig, initialise, linear, rotary_phases
 
 __all__ = ["CausalHead", "CausalHeadConfig", "CausalPosterior"]
 
@@ -59,21 +59,6 @@ class CausalHeadConfig(JointConfig):
                 raise ValueError(f"{name} is {value!r}; allowed are whole numbers >= 1")
 
 
-class _Waves(nn.Module):
-    """W phi(s) of a scalar s: phi(s) = SiLU(Linear([cos(w_i s); sin(w_i s)])), w_i = 10000^(-i/128)."""
-
-    def __init__(self, width: int, *, bias: bool):
-        super().__init__()
-        self.into, self.out = linear(256, width, bias=True), linear(width, width, bias=bias)
-
-    def forward(self, s: Tensor) -> Tensor:
-        """[B] -> [B, width]."""
-        i = torch.arange(128, dtype=torch.float32, device=s.device)
-        angle = s.to(torch.float32)[:, None] * 10000.0 ** (-i / 128)
-        waves = torch.cat((angle.cos(), angle.sin()), -1).to(self.into.weight.dtype)
-        return self.out(F.silu(self.into(waves)))  # type: ignore[no-any-return]
-
-
 class CausalHead(JointHead):
     """The head of a network with `embedding`, `trunk` and `logits_at`."""
 
@@ -85,7 +70,7 @@ class CausalHead(JointHead):
         self.norm = Norm(stack)
         self.project = linear(width, width, bias=False)  # P
         self.combine = linear(width, width, bias=False)  # W
-        self.time, self.step = _Waves(config.cond_width, bias=True), _Waves(config.cond_width, bias=False)
+        self.time, self.step = Sinusoid(config.cond_width), Sinusoid(config.cond_width, bias=False)
         self.modulation = linear(config.cond_width, 2 * width, bias=True)  # A
 
     @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -21,6 +20,7 @@ from fsdfm.model.layers import (
     Modulation,
     Norm,
     Rotary,
+    Sinusoid,
     draw_normal,
     embedding,
     initialise,
@@ -35,8 +35,6 @@ ConditioningName = Literal["time", "step", "fused"]
 ClockName = Literal["time", "none", "sigma"]
 ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
-SINUSOID_WIDTH = 256
-SINUSOID_BASE = 10000.0
 SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
 
 
@@ -87,23 +85,6 @@ PRESETS = {
     "1300m": ModelConfig(width=2048, num_blocks=21, num_heads=32, cond_width=256),
     "1700m": ModelConfig(width=2048, num_blocks=28, num_heads=32, cond_width=256),
 }
-
-
-class Sinusoid(nn.Module):
-    """W phi(s) of a scalar s: phi(s) = SiLU(Linear([cos(w_i s); sin(w_i s)])), w_i = 10000^(-i/128)."""
-
-    def __init__(self, cond_width: int, *, bias: bool = True):
-        super().__init__()
-        self.into = linear(SINUSOID_WIDTH, cond_width, bias=True)
-        self.out = linear(cond_width, cond_width, bias=bias)
-
-    def forward(self, s: Tensor) -> Tensor:
-        """[B] -> [B, cond_width]."""
-        half = SINUSOID_WIDTH // 2
-        i = torch.arange(half, dtype=torch.float32, device=s.device)
-        angle = s.to(torch.float32)[:, None] * torch.exp(-math.log(SINUSOID_BASE) / half * i)
-        waves = torch.cat((angle.cos(), angle.sin()), dim=-1)
-        return self.out(F.silu(self.into(waves.to(self.into.weight.dtype))))  # type: ignore[no-any-return]
 
 
 class Conditioning(nn.Module, ABC):

@@ -29,6 +29,7 @@ __all__ = [
     "Norm",
     "Projection",
     "Rotary",
+    "Sinusoid",
     "StackConfig",
     "Style",
     "draw_normal",
@@ -47,6 +48,8 @@ _Config = TypeVar("_Config", bound="StackConfig")
 
 ROTARY_BASE = 10000.0
 INIT_STD = 0.02
+SINUSOID_WIDTH = 256
+SINUSOID_BASE = 10000.0
 GELU_SCALE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 _GELU_ROWS = 64  # of a few thousand channels: they stay in the cache between the five passes over them
 
@@ -352,6 +355,23 @@ class Block(nn.Module):
         """[B, L, C] -> [B, L, C]."""
         x = x + F.dropout(self.attention(self.norm_attention(x), rotary, cache), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.norm_mlp(x)), self.dropout, self.training)
+
+
+class Sinusoid(nn.Module):
+    """W phi(s) of a scalar s: phi(s) = SiLU(Linear([cos(w_i s); sin(w_i s)])), w_i = 10000^(-i/128)."""
+
+    def __init__(self, cond_width: int, *, bias: bool = True):
+        super().__init__()
+        self.into = linear(SINUSOID_WIDTH, cond_width, bias=True)
+        self.out = linear(cond_width, cond_width, bias=bias)
+
+    def forward(self, s: Tensor) -> Tensor:
+        """[B] -> [B, cond_width]."""
+        half = SINUSOID_WIDTH // 2
+        i = torch.arange(half, dtype=torch.float32, device=s.device)
+        angle = s.to(torch.float32)[:, None] * torch.exp(-math.log(SINUSOID_BASE) / half * i)
+        waves = torch.cat((angle.cos(), angle.sin()), dim=-1)
+        return self.out(F.silu(self.into(waves.to(self.into.weight.dtype))))  # type: ignore[no-any-return]
 
 
 class Modulation(nn.Module):
