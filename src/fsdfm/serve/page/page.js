@@ -317,8 +317,14 @@ function fillModels(list) {
   describeModel();
 }
 
+let described = null;
+
 function describeModel() {
   const model = known.find((each) => each.id === $("model").value), other = otherModel();
+  if (model && model.id !== described) { // what the user has set stays until another model is chosen
+    described = model.id;
+    $("steps").value = (model.advice && model.advice.steps) || 8;
+  }
   if (model) { $("room").max = Math.max(8, Math.floor((model.length - 16) / 8) * 8); showValues(); }
   $("compare-row").hidden = !other;
   $("compare-name").textContent = other || "";
