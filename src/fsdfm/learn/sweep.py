@@ -10,9 +10,9 @@ law, without it against the text (q = delta_{x^i}, whose mean over texts is the 
 
     L_prefix = - sum_{i > m} w_i sum_v q(v | x^{<i}) log p_theta(v | x^{<i}, x_t),      smallest at p_theta = q
 
-A step of size h draws the positions up to m + hL and no others: w_i is the share of the step sizes that would draw i. At
-m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise, that of the step, so that
-the trunk runs once for all of them; there it can know nothing of their texts anyway.
+A step of size h draws the positions up to m + hL and no others: w_i is the share of the step sizes that would draw i,
+one of them at least; at m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise, that of the step, so
+that the trunk runs once for all of them; there it can know nothing of their texts anyway.
 
 Ordinary rows take the likelihood of whole texts, as in few-step training without a teacher.
 """
@@ -285,14 +285,12 @@ def _draw_shares(step_sizes: Tensor, known: Tensor, length: int) -> Tensor:
 
 def _features(model: TrainableDenoiser, x_t: Tensor, drawn: _Drawn) -> Tensor:
     """The trunk's features; rows of a start that show the same go through it once."""
-    device = x_t.device
-    first = drawn.start.nonzero()[:, 0].to(device)
-    shown, inverse = torch.unique(x_t[first], dim=0, return_inverse=True)
-    others = (~drawn.start).nonzero()[:, 0].to(device)
-    chosen = torch.cat([first.new_tensor([int(first[int((inverse == k).nonzero()[0])]) for k in range(len(shown))]), others])
-    place = torch.empty(len(x_t), dtype=torch.int64, device=device)
-    place[first], place[others] = inverse, len(shown) + torch.arange(len(others), device=device)
-    return model.trunk(x_t[chosen], drawn.t.to(device)[chosen], drawn.h.to(device)[chosen])[place]
+    key = torch.where(drawn.start.to(x_t.device)[:, None], x_t, -1 - torch.arange(len(x_t), device=x_t.device)[:, None])
+    _, place = torch.unique(key, dim=0, return_inverse=True)
+    order = torch.arange(len(x_t), device=x_t.device)
+    first = torch.full_like(order, len(x_t)).scatter_reduce_(0, place, order, "amin")[: int(place.max()) + 1]
+    features = model.trunk(x_t[first], drawn.t.to(x_t.device)[first], drawn.h.to(x_t.device)[first])
+    return features[place]
 
 
 def _causal_head(model: TrainableDenoiser) -> CausalHead:

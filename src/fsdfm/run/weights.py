@@ -18,7 +18,16 @@ from fsdfm.model import CausalHead, CausalHeadConfig, CausalModel, DiT, ModelCon
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
-__all__ = ["autoregressive_teacher", "check", "export", "frozen_parent", "import_llama2c", "is_step_aware", "model_config", "start"]
+__all__ = [
+    "autoregressive_teacher",
+    "check",
+    "export",
+    "frozen_parent",
+    "import_llama2c",
+    "is_step_aware",
+    "model_config",
+    "start",
+]
 
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
@@ -42,11 +51,7 @@ def check(recipe: Recipe) -> None:
         model_config(recipe, vocab_size=2)
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
-    unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
-    if section.causal_start is not None and section.min_count is None:
-        unused = []  # the tokenizer is that of the causal head's start
-    if section.llama2c is None and unused:
-        raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    _check_llama2c(section)
     if not 0 <= (section.open_steps or 0) <= recipe.train.steps:
         raise ValueError(
             f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
@@ -59,6 +64,16 @@ def check(recipe: Recipe) -> None:
         )
     if section.transition_rank or section.causal_blocks:
         _check_joint(objective)
+
+
+def _check_llama2c(section: ModelSection) -> None:
+    """Raise for keys of a llama2.c start where there is none; a causal head's start has a tokenizer, too."""
+    unused = ["min_count"] if section.min_count is not None else []
+    if section.llama2c_tokenizer is not None and section.causal_start is None:
+        unused.insert(0, "llama2c_tokenizer")
+    if section.llama2c is None and unused:
+        chosen = "preset" if section.preset is not None else "parent"
+        raise ValueError(f"model.{unused[0]} is not used by model.{chosen}; remove it, or start from model.llama2c")
 
 
 def is_step_aware(recipe: Recipe) -> bool:
