@@ -11,8 +11,8 @@ law, without it against the text (q = delta_{x^i}, whose mean over texts is the 
     L_prefix = - sum_{i > m} w_i sum_v q(v | x^{<i}) log p_theta(v | x^{<i}, x_t),      smallest at p_theta = q
 
 A step of size h draws the positions up to m + hL and no others: w_i is the share of the step sizes that would draw i,
-one of them at least; at m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise, that of the step, so
-that the trunk runs once for all of them; there it can know nothing of their texts anyway.
+one of them at least; at m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise,
+that of the step, so that the trunk runs once for all of them; there it can know nothing of their texts anyway.
 
 Ordinary rows take the likelihood of whole texts, as in few-step training without a teacher.
 """

@@ -7,14 +7,13 @@ on a CPU, in float32; `CausalHead.settle` goes in windows elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.model.layers import Attention, Block, Mlp, Norm, Rotary
+from fsdfm.model.layers import Attention, Block, Cache, Mlp, Norm, Rotary
 
 __all__ = ["VectorStack", "can_loop"]
 
@@ -63,13 +62,19 @@ class VectorStack:
 
     def __init__(self, blocks: nn.ModuleList, norm: Norm, rotary: Rotary):
         length, self.norm, self.rotary = len(rotary[0]), norm, rotary
-        self.layers: list[Callable[[Tensor, Rotary, int], Tensor]] = []
+        self.layers: list[_Layer] = []
         for block in blocks:
             assert isinstance(block, Block)
             shape = (block.attention.num_heads, length, block.attention.head_width)
             keys, values = torch.empty(shape), torch.empty(shape)
             norms = (block.norm_attention, block.norm_mlp)
             self.layers.append(_Layer(block.attention, block.mlp, norms, keys, values))
+
+    def fill(self, caches: list[Cache]) -> None:
+        """Take over keys and values of the first positions, [1, H, n, D] each: the next to call for is n."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.keys[:, : cache.length] = cache.keys[0, :, : cache.length]
+            layer.values[:, : cache.length] = cache.values[0, :, : cache.length]
 
     def __call__(self, z: Tensor, i: int) -> Tensor:
         """g_i from z_i: [C] -> [C]."""
