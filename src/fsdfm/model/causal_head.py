@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
+from fsdfm.flow.categorical import RowDraws
 from fsdfm.flow.posterior import Tile, without_token
 from fsdfm.model.causal import CausalModel
 from fsdfm.model.causal_loop import VectorStack, can_loop
@@ -205,6 +206,7 @@ class CausalHead(JointHead):
         if start:
             stack.fill(caches)
         table, inputs, base, text = _embedding(network).weight, inputs[0], base[0], held[:start]
+        draws, numbers = RowDraws(table.shape[0], filter), u.tolist()
         for i in range(start, end):
             g = stack(inputs[i] + table[text[-1]] if i else inputs[i], i)
             if held[i] >= 0:
@@ -212,7 +214,7 @@ class CausalHead(JointHead):
                 continue
             logits = network.logits_at(torch.addmv(base[i], self.combine.weight, g)[None])
             logits = posterior.shaped(logits, sample, slice(i, i + 1))
-            text.append(int(draw(logits, u[i : i + 1], filter=filter).tokens))
+            text.append(draws(logits, numbers[i]))
         return torch.cat([torch.tensor([text], dtype=torch.int64), posterior.x_t[sample][:, len(text) :]], 1)
 
     def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,9 +320,9 @@ class CausalPosterior(Posterior):
 
     def shaped(self, logits: Tensor, samples: Tensor, part: slice) -> Tensor:
         """Logits of positions `part` of some samples, [n * len(part), V]: hooked, and without what is forbidden."""
-        position = torch.arange(part.start, part.stop, device=logits.device)
-        rows = (samples[:, None] * self.x_t.shape[1] + position).flatten()
-        logits = self._changed(logits, rows)
+        if self.hook is not None:
+            position = torch.arange(part.start, part.stop, device=logits.device)
+            logits = self._changed(logits, (samples[:, None] * self.x_t.shape[1] + position).flatten())
         return logits if self.forbidden is None else without_token(logits, self.forbidden)
 
     def _changed(self, logits: Tensor, rows: Tensor) -> Tensor:
