@@ -82,7 +82,7 @@ def _report(setting: CheckerboardSetting, results: StudyResults) -> StudyReport:
     return StudyReport("checkerboard", captions(numbers), numbers.to_json(), {**pictures, **films})
 
 
-def _save_film(numbers: CheckerboardNumbers, states: States, source: str, file: FilePath) -> None:
+def _save_film(numbers: CheckerboardNumbers, states: States, source: str, *, file: FilePath) -> None:
     first, *rest = film(numbers, states, source)
     timing = [700, *[60] * (len(rest) - 1), 2000]
     first.save(file, format="GIF", save_all=True, append_images=rest, duration=timing, loop=0)
