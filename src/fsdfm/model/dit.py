@@ -251,7 +251,7 @@ class DiT(Network):
         x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
             x = block(x, c, rotary)
-        x = self.blocks[-1](x, conditions[-2], rotary, rows)
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows)
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]

@@ -379,7 +379,7 @@ class Transformer(Network):
             x = x + self.positions(torch.arange(length, device=x.device) if positions is None else positions)
         for block, c in zip(self.blocks[:-1], conditions, strict=False):
             x = block(x, c, place)
-        x = self.blocks[-1](x, conditions[-2], place, rows)
+        x = self.blocks[-1](x, conditions[-2], place, rows=rows)
         features: Tensor = self.norm(x, *self._last(conditions[-1], rows, length))
         if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)

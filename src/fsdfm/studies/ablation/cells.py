@@ -52,7 +52,7 @@ def cells_of(variants: Sequence[Variant], seeds: int) -> list[Cell]:
 
 def compute_cell(files: AblationFiles, setting: AblationSetting, cell: Cell, _folder: StudyFolder) -> dict[str, Any]:
     """What a cell's own function says; models and corpora stand in `files`, which is the same folder."""
-    found: dict[str, Any] = cell.spec(files, setting, cell.seed)
+    found: dict[str, Any] = cell.spec(files, setting=setting, seed=cell.seed)
     return found
 
 
@@ -104,7 +104,7 @@ def _is_cheap(training: FineTuning | None) -> bool:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _pack(files: AblationFiles, setting: AblationSetting, _seed: int) -> dict[str, Any]:
+def _pack(files: AblationFiles, *, setting: AblationSetting, **_: Any) -> dict[str, Any]:
     """Pack the text once."""
     section = replace(
         parse_recipe(setting.overrides).data,
@@ -121,13 +121,13 @@ def _pack(files: AblationFiles, setting: AblationSetting, _seed: int) -> dict[st
 CORPUS = Cell("corpus", spec=_pack)
 
 
-def _add_mask(files: AblationFiles, _setting: AblationSetting, _seed: int) -> dict[str, Any]:
+def _add_mask(files: AblationFiles, **_: Any) -> dict[str, Any]:
     if not files.masked.exists():
         save_model(files.masked, with_mask(load_model(files.base)))
     return {"model": files.masked.name}
 
 
-def _fine_tune(training: FineTuning, files: AblationFiles, setting: AblationSetting, *, seed: int) -> dict[str, Any]:
+def _fine_tune(training: FineTuning, files: AblationFiles, *, setting: AblationSetting, seed: int) -> dict[str, Any]:
     """Train, or resume a training; the finished model is in half precision."""
     model, run = files.model(training.name, seed), files.run(training.name, seed)
     if not model.exists():

@@ -28,7 +28,7 @@ def timing_cells(variants: Sequence[Variant], seeds: int) -> list[Cell]:
 
 
 def _time(
-    trainings: Sequence[FineTuning], files: AblationFiles, setting: AblationSetting, *, seed: int
+    trainings: Sequence[FineTuning], files: AblationFiles, *, setting: AblationSetting, seed: int
 ) -> dict[str, Any]:
     """Steps of all trainings with one seed, interleaved: seconds by training and round."""
     rounds: dict[str, list[float]] = {training.name: [] for training in trainings}
