@@ -43,7 +43,7 @@ class TrainableDenoiser(Protocol):
         """The last linear layer."""
         ...
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor, /) -> Tensor:
         """Features [B, L, C], the head's input."""
         ...
 
@@ -142,6 +142,7 @@ class Objective(Protocol):
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
+        /,
         *,
         training_step: int,
         ema: TrainableDenoiser,

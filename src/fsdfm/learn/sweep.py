@@ -82,7 +82,7 @@ class AutoregressiveTeacher:
 SWEEP_TEACHERS = Registry("objective.teacher.kind", "autoregressive")
 """Who knows the law of a text's next token: kind -> config, build(config)."""
 
-SWEEP_TEACHERS.register("none", NoTeacherConfig, lambda config: None)  # noqa: ARG005 (one signature for all of its kind)
+SWEEP_TEACHERS.register("none", NoTeacherConfig, lambda _: None)
 SWEEP_TEACHERS.register(
     "autoregressive",
     AutoregressiveConfig,
@@ -159,24 +159,28 @@ class SweepObjective:
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
+        /,
         *,
         training_step: int,
         ema: Any,
     ) -> Outcome:
         """The loss of a batch; `ema` is the autoregressive model, if one is asked."""
         drawn = self._draw(batch, noise, training_step)
-        batch = settled(self.path, batch, noise, drawn.h)
+        batch = settled(self.path, batch, noise, h=drawn.h)
         rows = noised(self.path, batch, noise, t=drawn.t, spaced_share=self.spaced_share)
-        rows = self._with_prefixes(rows, batch, drawn, Noise(noise.seed, [training_step]))
+        rows = self._with_prefixes(rows, batch, drawn, of_step=Noise(noise.seed, [training_step]))
         features = _features(model, rows.x_t, drawn)
         size, total = len(rows.x_t), features.new_zeros((), dtype=torch.float32)
         sample_loss = torch.zeros(size, device=features.device)
-        for chosen, branch in ((~drawn.prefix, self._ordinary), (drawn.prefix, self._prefix)):
+        for chosen in (~drawn.prefix, drawn.prefix):
             if bool(chosen.any()):
                 index = chosen.nonzero()[:, 0]
                 there = index.to(features.device)
-                own = rows.pick(there)
-                loss, per_row = branch(model, features[there], own, t=drawn.t[index], h=drawn.h[index], causal=ema)
+                own, times = rows.pick(there), {"t": drawn.t[index], "h": drawn.h[index]}
+                if chosen is drawn.prefix:
+                    loss, per_row = self._prefix(model, features[there], own, **times, causal=ema)
+                else:
+                    loss, per_row = self._ordinary(model, features[there], own, **times)
                 total = total + loss
                 sample_loss[there] = mean_by_sample(per_row, own, size)
         logs, counts = drawn.means(sample_loss)
@@ -198,7 +202,7 @@ class SweepObjective:
         t = torch.where(prefix, self.path.schedule.kappa_inverse(known), t)
         return _Drawn(prefix, start, settled_positions, t, torch.where(prefix, fitting, h))
 
-    def _with_prefixes(self, rows: NoisedRows, batch: TrainingBatch, drawn: _Drawn, of_step: Noise) -> NoisedRows:
+    def _with_prefixes(self, rows: NoisedRows, batch: TrainingBatch, drawn: _Drawn, *, of_step: Noise) -> NoisedRows:
         """The rows with those of a prefix state in it; of what is given only the first position counts there."""
         x_1, device, length = batch.x_1, batch.x_1.device, batch.x_1.shape[1]
         assert batch.x_0 is not None
@@ -219,11 +223,11 @@ class SweepObjective:
         )
 
     def _ordinary(
-        self, model: TrainableDenoiser, features: Tensor, rows: NoisedRows, *, t: Tensor, h: Tensor, causal: Any
+        self, model: TrainableDenoiser, features: Tensor, rows: NoisedRows, *, t: Tensor, h: Tensor
     ) -> tuple[Tensor, Tensor]:
         flat = features.flatten(0, 1)
         loss = CrossEntropy()
-        total, per_row, _ = path_branch(model, self.path, flat, rows, t=t, h=h, loss=loss, chunk=self.chunk)
+        total, per_row, _ = path_branch(model, self.path, flat, rows=rows, t=t, h=h, loss=loss, chunk=self.chunk)
         return total, per_row
 
     def _prefix(

@@ -153,17 +153,17 @@ class CausalHead(JointHead):
         return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
         if len(samples) == 1 and can_loop(self.blocks, posterior.features):
-            return self._settle_one(posterior, samples, u[0], filter)
+            return self._settle_one(posterior, samples, u[0], filter=filter)
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
         inputs, base = self._inputs(features, posterior.t[samples], posterior.h[samples])
         x = torch.where(held >= 0, held, guess)
         caches = [Cache(length) for _ in self.blocks]
-        start, end = self._read_held(posterior.network, inputs, held, caches), int(posterior.end[samples].max())
+        start, end = self._read_held(posterior.network, inputs, held, caches=caches), int(posterior.end[samples].max())
         window = _FIRST_WINDOW if x.device.type == "cpu" else length
         while start < end:
             part = slice(start, min(start + window, end))
@@ -183,7 +183,7 @@ class CausalHead(JointHead):
                 window = min(2 * window, _LARGEST_WINDOW) if right >= size - 1 else max(2, min(window, 2 * right + 2))
         return x
 
-    def _read_held(self, network: SplitNetwork, inputs: Tensor, held: Tensor, caches: list[Cache]) -> int:
+    def _read_held(self, network: SplitNetwork, inputs: Tensor, held: Tensor, *, caches: list[Cache]) -> int:
         """Keys and values of what is held at the beginning of all texts [n, L], in one pass; how many positions it is.
 
         A beginning of a few is not worth a pass: 0.
@@ -195,14 +195,14 @@ class CausalHead(JointHead):
         self._stack(inputs[:, :known] + before.to(inputs.dtype), 0, caches)
         return known
 
-    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """One text, position by position: [1, L]."""
         network, held = posterior.network, posterior.held[sample][0].tolist()
         features = posterior.features[posterior.place[sample]]
         inputs, base = self._inputs(features, posterior.t[sample], posterior.h[sample])
         stack = VectorStack(self.blocks, self.norm, rotary_phases(len(held), self.head_width))
         caches = [Cache(len(held)) for _ in self.blocks]
-        start, end = self._read_held(network, inputs, posterior.held[sample], caches), int(posterior.end[sample])
+        start, end = self._read_held(network, inputs, posterior.held[sample], caches=caches), int(posterior.end[sample])
         if start:
             stack.fill(caches)
         table, inputs, base, text = _embedding(network).weight, inputs[0], base[0], held[:start]
@@ -286,7 +286,7 @@ class CausalPosterior(Posterior):
         """One text after the other on a CPU, some together elsewhere."""
         together = 1 if self.x_t.device.type == "cpu" else _SAMPLES
         parts = zip(torch.split(samples, together), torch.split(u.to(self.x_t.device), together), strict=True)
-        return torch.cat([self.head.settle(self, own, own_u, filter) for own, own_u in parts])
+        return torch.cat([self.head.settle(self, own, own_u, filter=filter) for own, own_u in parts])
 
     def log_prob(self, x_1: Tensor) -> Tensor:
         """log of the law that is drawn from: free positions given what stands before them."""

@@ -43,8 +43,9 @@ class _Layer:
         self.half = attention.head_width // 2
         self.seen = torch.empty(2, attention.num_heads, length, attention.head_width)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, i: int) -> Tensor:
+    def __call__(self, x: Tensor, turn: tuple[Tensor, Tensor], i: int) -> Tensor:
         """The block on position i: [C] -> [C]; the rotation of q, k and v, which stays as it is, [3, 1, D] each."""
+        cos, sin = turn
         heads = torch.mv(self.qkv, self.norms[0](x)).view(self.shape)
         turned = torch.addcmul(heads.roll(self.half, -1).mul_(sin), heads, cos)
         self.seen[:, :, i] = turned[1:]
@@ -79,7 +80,7 @@ class VectorStack:
 
     def __call__(self, z: Tensor, i: int) -> Tensor:
         """g_i from z_i: [C] -> [C]."""
-        cos, sin = self.turns[0][i], self.turns[1][i]
+        turn = self.turns[0][i], self.turns[1][i]
         for layer in self.layers:
-            z = layer(z, cos, sin, i)
+            z = layer(z, turn, i)
         return self.norm(z)
