@@ -127,6 +127,21 @@ def defects(
 
 
 @app.command()
+def faults(
+    out: OutOption,
+    full: Annotated[bool, typer.Option("--full", help="Up to 1,024 steps.")] = False,
+    workers: WorkersOption = None,
+) -> None:
+    """Compute which of the peers' samplers reach the data, and what the originals' faults cost: a minute."""
+    from fsdfm.studies.faults import run_faults
+
+    with _stoppable(out):
+        run_faults(out, full=full, workers=workers)
+    typer.echo((out / "faults.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/faults.md and faults.json", err=True)
+
+
+@app.command()
 def compare(
     out: OutOption,
     text: Annotated[list[str] | None, typer.Option(help="Text to train on; give it again for more.")] = None,
