@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -18,7 +17,7 @@ from fsdfm.data import SEPARATOR
 from fsdfm.learn.registry import find_named
 from fsdfm.peers.layouts import is_peer
 from fsdfm.run.huggingface import SourceName, import_folder
-from fsdfm.run.peers import import_peer
+from fsdfm.run.peers import fetch_weights, import_peer
 from fsdfm.run.released import import_released
 from fsdfm.run.weights import import_llama2c
 
@@ -68,7 +67,7 @@ def import_weights(
     """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
     source, config = Path(source), config or ImportConfig()
     if not source.exists():
-        source = fetch(str(source))
+        source = fetch_weights(str(source))
     name = recognise(source) if format == "auto" else format
     chosen = find_named({"auto": None, **FORMATS}, name, "format")
     assert chosen is not None
@@ -80,27 +79,6 @@ def import_weights(
                 f"{option.name.replace('_', '-')} is not used by the format {name} ({chosen.about}); leave it out"
             )
     return chosen.convert(source, Path(out), config, console or Console(stderr=True))
-
-
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-def fetch(name: str) -> Path:
-    """The folder of a model on the hub, `owner/name` or `owner/name@branch`, downloaded if it is not there yet."""
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name} is not there; name a file or folder of weights, or a model on the hub: owner/name")
-    try:
-        from huggingface_hub import snapshot_download
-
-        files = ["config.json", "*.safetensors", "pytorch_model.bin", "*.ckpt"]
-        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=files))
-    except Exception as error:  # no network, no such model, no package: of many kinds
-        place = f"https://huggingface.co/{found['name']}/tree/{found['revision'] or 'main'}"
-        raise ValueError(
-            f"{name} is no file or folder here, and cannot be had from the hub ({type(error).__name__}); download "
-            f"config.json and the weights from {place} into a folder, and name that"
-        ) from error
 
 
 def recognise(source: Path) -> str:

@@ -138,9 +138,7 @@ def _confidence(world: _World, steps: int) -> float:
     confidence = rule.start(x_t)
     for number, (t, t_next) in enumerate(pairwise(released_times(steps, stop=0.0).tolist())):
         u = noise.uniform(Purpose.DESTINATION, L, number)
-        x_t, confidence = rule.step(
-            table[(x_t * places).sum(-1)], x_t, t, t_next=t_next, u=u, confidence=confidence
-        )
+        x_t, confidence = rule.step(table[(x_t * places).sum(-1)], x_t, t, t_next=t_next, u=u, confidence=confidence)
     found = (x_t * places).sum(-1).bincount(minlength=(V + 1) ** L).double() / _SAMPLES
     return total_variation(found, world.padded.flatten())
 
@@ -170,7 +168,11 @@ class _DuoStep:
     def law(self, logits: Tensor, x_t: Tensor, t: Any, t_next: Any) -> Tensor:
         """q_{s|t}, or its mixture with noise put on anew."""
         now, then = (torch.full((len(x_t),), float(time), dtype=torch.float64) for time in (t, t_next))
-        theta = logits if self.plain else leave_one_out(logits.flatten(0, 1), x_t.flatten(), now.repeat_interleave(L)).view_as(logits)
+        theta = (
+            logits
+            if self.plain
+            else leave_one_out(logits.flatten(0, 1), x_t.flatten(), now.repeat_interleave(L)).view_as(logits)
+        )
         probs = torch.softmax(theta, -1)
         law = duo.posterior_law(probs, x_t, kappa_t=now, kappa_next=then)
         if self.mixture < 1:
@@ -380,7 +382,9 @@ def _dream_batch(masks: Sequence[int], *, mean: bool) -> tuple[int, int]:
         x_0[row, length - count :] = size
     noise, path = Noise(1, range(len(masks))), MixturePath(MaskSource(size + 1))
     rule = DreamRule("entropy", temperature=1.0, batch_mean=mean)
-    last = sample(lambda x, t, h: logits.expand(len(x), -1, -1), path, x_0, grid=Grid.uniform(8), noise=noise, rule=rule)
+    last = sample(
+        lambda x, t, h: logits.expand(len(x), -1, -1), path, x_0, grid=Grid.uniform(8), noise=noise, rule=rule
+    )
     return int(((x_0 != size) & (last == size)).sum()), int(((x_0 == size) & (last == size)).sum())
 
 
@@ -434,6 +438,7 @@ def run_faults(out: str | Path, *, full: bool = False, workers: int | None = Non
     cells = [Cell(f"sampler-{number:02d}", spec=number) for number in range(len(SAMPLERS))]
     cells += [Cell(name) for name in FAULTS]
     study = Study(
-        *("faults", cells, partial(_compute, steps=steps), partial(_report, steps=steps)), setting={"steps": list(steps)}
+        *("faults", cells, partial(_compute, steps=steps), partial(_report, steps=steps)),
+        setting={"steps": list(steps)},
     )
     return run_study(study, out, workers=workers)

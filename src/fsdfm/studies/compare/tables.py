@@ -37,14 +37,14 @@ def compare_report(variants: Sequence[Variant], found: _Found, setting: CompareS
     ]
     record = {
         "results": {variant.name: found[variant.name].to_json() for variant in variants},
-        "matched": {own: {peer: [m.to_json() for m in ms] for peer, ms in each.items()} for own, each in matches.items()},
+        "matched": {
+            own: {peer: [m.to_json() for m in ms] for peer, ms in each.items()} for own, each in matches.items()
+        },
     }
     return StudyReport("compare", "\n".join(parts), record)
 
 
-def _matched(
-    own: str, variants: Sequence[Variant], found: _Found, setting: CompareSetting
-) -> dict[str, list[Match]]:
+def _matched(own: str, variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> dict[str, list[Match]]:
     peers = [variant.name for variant in variants if variant.name not in (own, OURS, SHIPPED) and variant.frontier]
     return {peer: [compare_at(found[peer], found[own], calls) for calls in setting.steps] for peer in peers}
 
@@ -89,7 +89,10 @@ def _expanded(variants: Sequence[Variant], found: _Found, setting: CompareSettin
 
 def _real(found: _Found) -> list[str]:
     real = next(iter(found.values())).real
-    return [_number(real.get(name), digits) for name, digits in (("token_perplexity", 1), ("entropy_bits", 2), ("distinct_2", 3))]
+    return [
+        _number(real.get(name), digits)
+        for name, digits in (("token_perplexity", 1), ("entropy_bits", 2), ("distinct_2", 3))
+    ]
 
 
 def _expanded_row(variant: Variant, evaluation: Evaluation, calls: int, setting: CompareSetting) -> list[str]:
@@ -159,7 +162,9 @@ def _sweeps(variants: Sequence[Variant], found: _Found, setting: CompareSetting)
 def _short(row: Row | None) -> str:
     if row is None:
         return _NONE
-    perplexity, entropy, distinct = (row.metrics.get(name) for name in ("token_perplexity", "entropy_bits", "distinct_2"))
+    perplexity, entropy, distinct = (
+        row.metrics.get(name) for name in ("token_perplexity", "entropy_bits", "distinct_2")
+    )
     flag = _FLAG if row.flags else ""
     return f"{_number(perplexity, 0)}{flag} / {_number(entropy, 2)} / {_number(distinct, 2).removeprefix('0')}"
 
