@@ -124,11 +124,8 @@ def held_out(tmp_path):
 
 @pytest.mark.parametrize("system", ["mdlm", "sedd-absorb", "sedd-uniform", "duo"])
 def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system):
-    imported(
-        tmp_path,
-        write_hugging_face(tmp_path / "m", small_network(vocab_size=257 if system == "sedd-uniform" else 258)),
-        system=system,
-    )
+    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
+    imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
     request = EvaluationRequest(
         model=str(tmp_path / "out"), held_out=str(held_out(tmp_path)), steps="1,2", num=2, length=16, threads=1
     )
@@ -151,10 +148,8 @@ def test_options_of_a_rule_stand_behind_its_name():
     assert rule == LawRule(Cap(eta=0.02, top_p=0.9))
     assert SamplerConfig(jump="duo:mixture=0.5").rule() == DuoRule(mixture=0.5)
     assert SamplerConfig(jump="dream-entropy:alg_temp=0.5,top_p=none").rule().top_p is None
-    assert (
-        SamplerConfig(jump="llada:order=random,block_length=32").to_json()["jump"]
-        == "llada:order=random,block_length=32"
-    )
+    named = "llada:order=random,block_length=32"
+    assert SamplerConfig(jump=named).to_json()["jump"] == named
     for bad, message in (
         ("remdm-cap:beta=1", "options of remdm-cap are top_p, eta"),
         ("remdm-cap:eta=2", "eta is 2"),

@@ -1,4 +1,4 @@
-"""Which of the peers' samplers reach the data, and what the known faults of the originals cost: where laws are computed.
+"""Which of the peers' samplers reach the data, and what the originals' known faults cost, where laws are computed.
 
     run_faults("out")
 
@@ -81,7 +81,7 @@ class _World:
         table, places = self.say_masked(), (V + 1) ** torch.arange(L - 1, -1, -1)
         x_0, noise = torch.full((_SAMPLES, L), V), Noise(0, range(_SAMPLES))
         path, grid = MixturePath(MaskSource(V + 1)), Grid.uniform(steps)
-        last = sample(lambda x_t, t, h: table[(x_t * places).sum(-1)], path, x_0, grid=grid, noise=noise, rule=rule)
+        last = sample(lambda x_t, *_: table[(x_t * places).sum(-1)], path, x_0, grid=grid, noise=noise, rule=rule)
         found = (last * places).sum(-1).bincount(minlength=(V + 1) ** L).double() / _SAMPLES
         return total_variation(found, self.padded.flatten())
 
@@ -103,7 +103,8 @@ class _HybridDenoiser(ExactDenoiser):
 
     def say(self, world: _World, t: float) -> Tensor:
         """log p in every state."""
-        return self(world.masked_states, torch.full((len(world.masked_states),), t, dtype=torch.float64))
+        said: Tensor = self(world.masked_states, torch.full((len(world.masked_states),), t, dtype=torch.float64))
+        return said
 
 
 # --- samplers ---------------------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ def _own_score() -> _Table:
 
 
 def _batch_mean() -> _Table:
-    """Dream: two texts of 64 tokens in one batch, 8 calls; how many given tokens are masked again, how many masks stay."""
+    """Dream: two texts of 64 tokens in one batch, 8 calls; given tokens that are masked again, masks that stay."""
     rows: _Table = [["Dream's mean over the batch: of 64 tokens", "given tokens lost", "masks left"]]
     for masks in ((32, 32), (32, 38), (16, 48)):
         for mean in (False, True):
@@ -383,7 +384,7 @@ def _dream_batch(masks: Sequence[int], *, mean: bool) -> tuple[int, int]:
     noise, path = Noise(1, range(len(masks))), MixturePath(MaskSource(size + 1))
     rule = DreamRule("entropy", temperature=1.0, batch_mean=mean)
     last = sample(
-        lambda x, t, h: logits.expand(len(x), -1, -1), path, x_0, grid=Grid.uniform(8), noise=noise, rule=rule
+        lambda x_t, *_: logits.expand(len(x_t), -1, -1), path, x_0, grid=Grid.uniform(8), noise=noise, rule=rule
     )
     return int(((x_0 != size) & (last == size)).sum()), int(((x_0 == size) & (last == size)).sum())
 
@@ -418,12 +419,12 @@ def _report(results: StudyResults, *, steps: Sequence[int]) -> StudyReport:
             faults += [markdown_table(value["table"]), ""]
             continue
         record[value["sampler"]] = value["distances"]
-        rows.append([value["sampler"], *("–" if x is None else f"{x:.4f}" for x in value["distances"])])
+        rows.append([value["sampler"], *("-" if x is None else f"{x:.4f}" for x in value["distances"])])
     lines = [
         "# The peers' samplers and the faults of the originals",
         "",
-        f"{V} tokens at {L} positions that depend on each other, the exact network; laws by enumeration, of LLaDA, Dream "
-        f"and ReMDM conf by {_SAMPLES:,} samples (noise about 0.01).",
+        f"{V} tokens at {L} positions that depend on each other, the exact network; laws by enumeration, of LLaDA, "
+        f"Dream and ReMDM conf by {_SAMPLES:,} samples (noise about 0.01).",
         "",
         markdown_table(rows),
         "",

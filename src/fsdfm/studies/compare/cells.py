@@ -36,11 +36,11 @@ def cells_of(variants: Sequence[Variant]) -> list[Cell]:
     cells = [Cell("corpus", spec=_pack)] if needed else []
     for name in needed:
         start = TRAININGS[name].start
-        needs = ("corpus.0",) if start == BASE else ("corpus.0", f"{start}.0")
-        cells.append(Cell(name, spec=partial(_train, name), needs=needs))
+        before = () if start == BASE else (f"{start}.0",)
+        cells.append(Cell(name, spec=partial(_train, name), needs=("corpus.0", *before)))
     for variant in variants:
-        needs = (f"{variant.model}.0",) if variant.model in TRAININGS else ()
-        cells.append(Cell(measured(variant), spec=partial(_measure, variant), needs=needs))
+        made = (f"{variant.model}.0",) if variant.model in TRAININGS else ()
+        cells.append(Cell(measured(variant), spec=partial(_measure, variant), needs=made))
     return cells
 
 

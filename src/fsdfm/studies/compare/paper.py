@@ -1,7 +1,7 @@
 """The paper's own figures (arXiv 2509.20624): other data, sizes and judge than ours, shown beside ours and marked.
 
-Its expanded-baselines table: 8 steps, GPT-2-large perplexity, entropy in bits a text. Its continuation table: 512 tokens
-given, 512 scored. Steps are what it counts: SEDD's last call and the like are not in them.
+Its expanded-baselines table: 8 steps, GPT-2-large perplexity, entropy in bits per text. Its continuation table: 512
+tokens given, 512 scored. Steps are what it counts: SEDD's last call and the like are not in them.
 """
 
 from __future__ import annotations

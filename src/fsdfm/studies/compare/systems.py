@@ -129,10 +129,7 @@ def chosen_variants(names: Sequence[str], weights: Sequence[str] = ()) -> list[V
     for name in names:
         if name not in known:
             raise ValueError(f"--only is {name!r:.80}; {did_you_mean(name, known)}")
-    if weights:
-        found = [replaced for each in weights for replaced in _of_weights(each)]
-    else:
-        found = list(VARIANTS)
+    found = [replaced for each in weights for replaced in _of_weights(each)] if weights else list(VARIANTS)
     return [variant for variant in found if not names or variant.name.partition("/")[0] in names]
 
 

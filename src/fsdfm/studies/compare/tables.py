@@ -17,8 +17,9 @@ __all__ = ["compare_report"]
 
 _Found = Mapping[str, Evaluation]
 _Matches = Mapping[str, Mapping[str, Sequence[Match]]]
-_NONE = "–"
+_NONE = "-"
 _FLAG = "†"
+_SHOWN = (("token_perplexity", 1), ("entropy_bits", 2), ("distinct_2", 3))
 _DISTANCES = ("energy_style_z", "energy_ngram_z")
 
 
@@ -89,10 +90,7 @@ def _expanded(variants: Sequence[Variant], found: _Found, setting: CompareSettin
 
 def _real(found: _Found) -> list[str]:
     real = next(iter(found.values())).real
-    return [
-        _number(real.get(name), digits)
-        for name, digits in (("token_perplexity", 1), ("entropy_bits", 2), ("distinct_2", 3))
-    ]
+    return [_number(real.get(name), digits) for name, digits in _SHOWN]
 
 
 def _expanded_row(variant: Variant, evaluation: Evaluation, calls: int, setting: CompareSetting) -> list[str]:
@@ -162,9 +160,8 @@ def _sweeps(variants: Sequence[Variant], found: _Found, setting: CompareSetting)
 def _short(row: Row | None) -> str:
     if row is None:
         return _NONE
-    perplexity, entropy, distinct = (
-        row.metrics.get(name) for name in ("token_perplexity", "entropy_bits", "distinct_2")
-    )
+    perplexity, entropy, distinct = (row.metrics.get(name) for name, _ in _SHOWN)
+
     flag = _FLAG if row.flags else ""
     return f"{_number(perplexity, 0)}{flag} / {_number(entropy, 2)} / {_number(distinct, 2).removeprefix('0')}"
 
@@ -218,8 +215,8 @@ def _equal(
     labels = {variant.name: variant.label for variant in variants}
     yield from (f"## {labels[own]}, at equal entropy and equal diversity", "")
     yield (
-        "Perplexity as a multiple of the peer's, at the entropy and at the distinct-2 where both sweeps come nearest to "
-        "real text; below 1 is better. **Bold**: both intervals leave out 1 on the same side. "
+        "Perplexity as a multiple of the peer's, at the entropy and at the distinct-2 where both sweeps come nearest "
+        "to real text; below 1 is better. **Bold**: both intervals leave out 1 on the same side. "
         "*apart*: the sweeps do not meet. °: outside of real text's band."
     )
     rows = [["against", *(f"{steps} calls" for steps in setting.steps)]]
