@@ -20,7 +20,7 @@ from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.measure.results import load_evaluation
 from fsdfm.run import export, prepare_corpus, train
 from fsdfm.studies.compare.setting import CompareFiles, CompareSetting
-from fsdfm.studies.compare.systems import BASE, SHIPPED, TRAININGS, Training, Variant
+from fsdfm.studies.compare.systems import BASE, NAMED, SHIPPED, TRAININGS, PeerTraining, SystemRow
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.runner import Cell, StoppedError
 
@@ -29,7 +29,7 @@ __all__ = ["cells_of", "compute_cell", "measured", "recipe_overrides"]
 _METRICS = "perplexity,diversity,distances"
 
 
-def cells_of(variants: Sequence[Variant]) -> list[Cell]:
+def cells_of(variants: Sequence[SystemRow]) -> list[Cell]:
     """The text, the trainings that the rows need, each behind what it starts from, then the rows."""
     wanted = [name for name in TRAININGS if name in {v.model for v in variants}]
     needed = [name for name in TRAININGS if any(name in _line(each) for each in wanted)]
@@ -44,7 +44,7 @@ def cells_of(variants: Sequence[Variant]) -> list[Cell]:
     return cells
 
 
-def measured(variant: Variant) -> str:
+def measured(variant: SystemRow) -> str:
     """The cell with a row's measurements."""
     return f"{variant.name}@"
 
@@ -84,7 +84,7 @@ def _train(name: str, files: CompareFiles, setting: CompareSetting) -> dict[str,
     return {"model": model.name}
 
 
-def recipe_overrides(training: Training, files: CompareFiles, setting: CompareSetting) -> list[str]:
+def recipe_overrides(training: PeerTraining, files: CompareFiles, setting: CompareSetting) -> list[str]:
     """Everything in which a training differs from its recipe: text, tokens and start are everybody's."""
     steps = max(1, round(training.share * setting.train_steps))
     start = files.base if training.start == BASE else files.model(training.start)
@@ -116,7 +116,7 @@ def _quoted(path: Path) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measure(variant: Variant, files: CompareFiles, setting: CompareSetting) -> dict[str, Any]:
+def _measure(variant: SystemRow, files: CompareFiles, setting: CompareSetting) -> dict[str, Any]:
     """A result file of `fsdfm evaluate`; its rows are kept on the way, so that it resumes."""
     rows = files.rows(variant.name)
     request = EvaluationRequest(
@@ -146,10 +146,10 @@ def _measure(variant: Variant, files: CompareFiles, setting: CompareSetting) -> 
     return found
 
 
-def _model(variant: Variant, files: CompareFiles) -> Path:
+def _model(variant: SystemRow, files: CompareFiles) -> Path:
     """The folder of a row's model."""
-    if variant.model in files.weights:
-        return Path(files.weights[variant.model])
+    if variant.model.startswith(NAMED):
+        return Path(files.weights[variant.model.removeprefix(NAMED)])
     if variant.model == BASE:
         return files.base
     return find_model("fewstep") if variant.model == SHIPPED else files.model(variant.model)

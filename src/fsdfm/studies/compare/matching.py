@@ -12,13 +12,13 @@ from typing import Any, Literal
 from fsdfm.measure.frontier import AtEntropy, Frontier, common_entropies, compare_frontiers, frontier_of
 from fsdfm.measure.results import Evaluation, Measured
 
-__all__ = ["Match", "Verdict", "compare_at", "sweep"]
+__all__ = ["PeerMatch", "Verdict", "compare_at", "sweep"]
 
 Verdict = Literal["win", "loss", "undecided", "apart"]
 
 
 @dataclass(frozen=True)
-class Match:
+class PeerMatch:
     """What one model is worth against another at so many calls: perplexity ratios, below 1 is better.
 
     entropy, distinct   None: the two sweeps do not meet, so nothing can be said at equal entropy or diversity
@@ -47,11 +47,11 @@ class Match:
         return {"calls": self.calls, **parts, "inside": self.inside, "verdict": self.verdict}
 
 
-def compare_at(peer: Evaluation, ours: Evaluation, calls: int) -> Match:
+def compare_at(peer: Evaluation, ours: Evaluation, calls: int) -> PeerMatch:
     """Ours against a peer at so many calls."""
     entropy, near_entropy = _compare(peer, ours, calls, by="entropy_bits")
     distinct, near_distinct = _compare(peer, ours, calls, by="distinct_2")
-    return Match(calls, entropy, distinct, near_entropy and near_distinct)
+    return PeerMatch(calls, entropy, distinct, near_entropy and near_distinct)
 
 
 def sweep(evaluation: Evaluation, calls: int, by: str) -> Frontier | None:

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.data import SEPARATOR
+from fsdfm.files import file_sha256
 from fsdfm.measure.evaluation import parse_steps
 from fsdfm.measure.judges import make_judge
 from fsdfm.measure.results import Evaluation
 from fsdfm.studies.ablation.setting import base_facts, text_sha256
 from fsdfm.studies.compare.cells import cells_of, compute_cell, measured
-from fsdfm.studies.compare.setting import FULL, QUICK, CompareFiles, CompareSetting, Scale
-from fsdfm.studies.compare.systems import TRAININGS, Variant, chosen_variants
+from fsdfm.studies.compare.setting import FULL, QUICK, CompareFiles, CompareScale, CompareSetting
+from fsdfm.studies.compare.systems import TRAININGS, SystemRow, chosen_variants
 from fsdfm.studies.compare.tables import compare_report
 from fsdfm.studies.report import StudyReport
 from fsdfm.studies.runner import Study, StudyResults, run_study
@@ -67,12 +68,13 @@ def _read_weights(words: Sequence[str]) -> dict[str, str]:
         name, sign, folder = word.partition("=")
         if not sign or not folder or name in found:
             raise ValueError(f"--weights is {word!r:.80}; write each system once, SYSTEM=FOLDER or SYSTEM/LABEL=FOLDER")
-        find_model(folder)
+        if not (find_model(folder) / "config.json").is_file():
+            raise ValueError(f"--weights {name}: {folder} holds no config.json; import published weights first")
         found[name] = str(Path(folder).resolve()) if Path(folder).exists() else folder
     return found
 
 
-def _scale(request: CompareRequest) -> Scale:
+def _scale(request: CompareRequest) -> CompareScale:
     """How much is done: the default or the quick one, and what the user says otherwise."""
     scale = QUICK if request.quick else FULL
     said = {name: getattr(request, name) for name in ("train_steps", "num", "length")}
@@ -84,7 +86,7 @@ def _scale(request: CompareRequest) -> Scale:
 
 
 def _prepare(
-    request: CompareRequest, variants: Sequence[Variant], weights: Mapping[str, str]
+    request: CompareRequest, variants: Sequence[SystemRow], weights: Mapping[str, str]
 ) -> tuple[CompareFiles, CompareSetting]:
     """Everything that can be wrong is found here."""
     trains = any(variant.model in TRAININGS for variant in variants)
@@ -104,6 +106,7 @@ def _prepare(
         judge=Path(request.judge).name,
         seed=request.seed,
         separator=request.separator,
+        weights={name: file_sha256(find_model(folder) / "config.json") for name, folder in weights.items()},
         **asdict(_scale(request)),
     )
     files = CompareFiles(

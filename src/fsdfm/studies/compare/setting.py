@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fsdfm.data import SEPARATOR
 
-__all__ = ["FULL", "QUICK", "CompareFiles", "CompareSetting", "Scale"]
+__all__ = ["FULL", "QUICK", "CompareFiles", "CompareScale", "CompareSetting"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class CompareScale:
     """How much is done.
 
     train_steps    of every system, `batch_size` rows of `length` tokens each
@@ -28,8 +28,8 @@ class Scale:
     batch_size: int = 16
 
 
-FULL = Scale(train_steps=1000, length=256, num=48, temperatures=(0.6, 0.8))
-QUICK = Scale(train_steps=80, length=64, num=16, temperatures=(0.7,))
+FULL = CompareScale(train_steps=1000, length=256, num=48, temperatures=(0.6, 0.8))
+QUICK = CompareScale(train_steps=80, length=64, num=16, temperatures=(0.7,))
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class CompareSetting:
     batch_size: int
     seed: int = 0
     separator: str = SEPARATOR
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:

@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from fsdfm.measure.frontier import AtEntropy
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.studies.compare import paper
-from fsdfm.studies.compare.matching import Match, compare_at
+from fsdfm.studies.compare.matching import PeerMatch, compare_at
 from fsdfm.studies.compare.setting import CompareSetting
-from fsdfm.studies.compare.systems import BASE, GROUPS, OURS, SHIPPED, TRAININGS, Variant
+from fsdfm.studies.compare.systems import BASE, GROUPS, OURS, SHIPPED, TRAININGS, SystemRow
 from fsdfm.studies.report import StudyReport, markdown_table
 
 __all__ = ["compare_report"]
 
 _Found = Mapping[str, Evaluation]
-_Matches = Mapping[str, Mapping[str, Sequence[Match]]]
+_Matches = Mapping[str, Mapping[str, Sequence[PeerMatch]]]
 _NONE = "-"
 _FLAG = "†"
 _SHOWN = (("token_perplexity", 1), ("entropy_bits", 2), ("distinct_2", 3))
 _DISTANCES = ("energy_style_z", "energy_ngram_z")
 
 
-def compare_report(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> StudyReport:
+def compare_report(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> StudyReport:
     """compare.md and compare.json."""
     matches = {own: _matched(own, variants, found, setting) for own in (OURS, SHIPPED) if own in found}
     parts = [
@@ -45,12 +45,14 @@ def compare_report(variants: Sequence[Variant], found: _Found, setting: CompareS
     return StudyReport("compare", "\n".join(parts), record)
 
 
-def _matched(own: str, variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> dict[str, list[Match]]:
+def _matched(
+    own: str, variants: Sequence[SystemRow], found: _Found, setting: CompareSetting
+) -> dict[str, list[PeerMatch]]:
     peers = [variant.name for variant in variants if variant.name not in (own, OURS, SHIPPED) and variant.frontier]
     return {peer: [compare_at(found[peer], found[own], calls) for calls in setting.steps] for peer in peers}
 
 
-def _about(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> list[str]:
+def _about(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     first = found[variants[0].name]
     trained = f"{setting.train_steps:,} training steps, {setting.tokens:,} tokens each"
     return [
@@ -66,7 +68,7 @@ def _about(variants: Sequence[Variant], found: _Found, setting: CompareSetting) 
 # --- the paper's expanded-baselines table -----------------------------------------------------------------------------
 
 
-def _expanded(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> list[str]:
+def _expanded(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     calls = min(setting.steps, key=lambda steps: abs(steps - paper.EXPANDED_STEPS))
     head = ["model", "M", "k tokens", "calls", "PPL", "entropy", "distinct-2", "z", "paper's PPL", "paper's entropy"]
     rows: list[list[str]] = [head, ["real text", "", "", "", *_real(found), "", *map(str, paper.REAL)]]
@@ -93,7 +95,7 @@ def _real(found: _Found) -> list[str]:
     return [_number(real.get(name), digits) for name, digits in _SHOWN]
 
 
-def _expanded_row(variant: Variant, evaluation: Evaluation, calls: int, setting: CompareSetting) -> list[str]:
+def _expanded_row(variant: SystemRow, evaluation: Evaluation, calls: int, setting: CompareSetting) -> list[str]:
     row, figure = evaluation.row(calls), paper.paper_figure(variant.name)
     size = float(evaluation.model.get("num_parameters", 0)) / 1e6
     theirs = [_NONE, _NONE] if figure is None else [f"{figure.perplexity:.2f}", f"{figure.entropy:.2f}"]
@@ -137,14 +139,14 @@ def _number(measured: Measured | None, digits: int) -> str:
 # --- by calls ---------------------------------------------------------------------------------------------------------
 
 
-def _by_calls(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> list[str]:
+def _by_calls(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     rows = [["perplexity / entropy / distinct-2, T = 1", *(f"{steps} calls" for steps in setting.steps)]]
     for variant in variants:
         rows.append([variant.label, *(_short(found[variant.name].row(steps)) for steps in setting.steps)])
     return ["## At every number of calls", "", markdown_table(rows), "", *_sweeps(variants, found, setting)]
 
 
-def _sweeps(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> list[str]:
+def _sweeps(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     """The same at the other temperatures: with the rows above, the frontier."""
     lines: list[str] = []
     for temperature in setting.temperatures:
@@ -169,7 +171,7 @@ def _short(row: Row | None) -> str:
 # --- the paper's continuation table -----------------------------------------------------------------------------------
 
 
-def _continued(variants: Sequence[Variant], found: _Found, setting: CompareSetting) -> list[str]:
+def _continued(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     steps = [each for each in setting.steps if each <= paper.CONTINUED_STEPS[-1]]
     rows: list[list[str]] = [["model: PPL / entropy of the continuation", *(f"{each} calls" for each in steps)]]
     for variant in variants:
@@ -194,7 +196,7 @@ def _continued(variants: Sequence[Variant], found: _Found, setting: CompareSetti
     ]
 
 
-def _as_row(found: _Found, variants: Sequence[Variant]) -> Row | None:
+def _as_row(found: _Found, variants: Sequence[SystemRow]) -> Row | None:
     name = next((variant.name for variant in variants if variant.continued), None)
     return None if name is None else Row(steps=1, metrics=found[name].real)
 
@@ -210,7 +212,7 @@ def _continuation(row: Row | None) -> str:
 
 
 def _equal(
-    own: str, matches: Mapping[str, Sequence[Match]], variants: Sequence[Variant], setting: CompareSetting
+    own: str, matches: Mapping[str, Sequence[PeerMatch]], variants: Sequence[SystemRow], setting: CompareSetting
 ) -> Iterator[str]:
     labels = {variant.name: variant.label for variant in variants}
     yield from (f"## {labels[own]}, at equal entropy and equal diversity", "")
@@ -229,7 +231,7 @@ def _equal(
     yield ""
 
 
-def _match(match: Match) -> str:
+def _match(match: PeerMatch) -> str:
     if match.verdict == "apart":
         return "*apart*"
     text = f"{_ratio(match.entropy)}; {_ratio(match.distinct)}"
