@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from fsdfm.checkpoint import Checkpoint
+from fsdfm.checkpoint import Checkpoint, save_model
 from fsdfm.data import Tokenizer
 from fsdfm.flow import MaskSource, MixturePath, MixtureSource, PolynomialSchedule, Schedule, Source, UniformSource
 from fsdfm.measure.judges import save_causal
@@ -28,6 +28,7 @@ def random_bundle(
     budgets: tuple[int, ...] | None = None,
     transition_rank: int = 0,
     posterior: JointConfig | None = None,
+    seed: int = 5,
 ) -> Checkpoint:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
     path = MixturePath(SOURCES[source])
@@ -42,11 +43,16 @@ def random_bundle(
         posterior=CRFConfig(rank=transition_rank) if transition_rank else posterior,
     )
     model = DiT(config).eval()
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.2)
     return Checkpoint(model, path, BYTES, length, bos_id=bos_id, budgets=budgets)
+
+
+def save_tiny(folder: Path, seed: int = 5) -> Path:
+    """The folder of a random network over bytes."""
+    return save_model(folder, random_bundle(length=16, seed=seed))
 
 
 class KnownDenoiser(nn.Module):

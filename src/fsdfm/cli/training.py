@@ -50,8 +50,13 @@ def prepare(
 
 
 def import_weights(
-    source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
-    out: OutOption,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of weights, or a model on the hub: owner/name[@revision].", metavar="WEIGHTS"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; imported/NAME unless said.")] = None,
     format: Annotated[
         str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
@@ -103,6 +108,7 @@ def import_weights(
         "system",
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
+    out = out or Path("imported") / Path(source.partition("@")[0]).name
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
