@@ -190,7 +190,7 @@ def run_hub() -> Iterator[Hub]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path, *, token: str | None = TOKEN) -> None:
-    """Let the hub's client talk to an address, with a cache of its own: what its environment variables do at its start."""
+    """Let the hub's client talk to an address, with a cache of its own: what its environment variables do."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", address)

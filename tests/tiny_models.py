@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ def random_bundle(
     transition_rank: int = 0,
     posterior: JointConfig | None = None,
     seed: int = 5,
+    **shape: Any,
 ) -> Checkpoint:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
     path = MixturePath(SOURCES[source])
@@ -41,6 +43,7 @@ def random_bundle(
         conditioning="time" if budgets is None else "step",
         next_token=bos_id is not None,
         posterior=CRFConfig(rank=transition_rank) if transition_rank else posterior,
+        **shape,
     )
     model = DiT(config).eval()
     generator = torch.Generator().manual_seed(seed)

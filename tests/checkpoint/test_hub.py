@@ -12,9 +12,9 @@ import fsdfm
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.checkpoint.hub import HubName, find_hub_name, read_hub_name, upload
-from huggingface_folders import save_family
-from hub_stand_in import Hub, run_hub, use_hub
 from fsdfm.run import import_weights
+from hub_stand_in import Hub, run_hub, use_hub
+from huggingface_folders import save_family
 from tiny_models import save_tiny
 
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: `owner/name`, `owner/name@revision`, or `hf:owner/name` where a folder could be meant.
+"""Models on the Hugging Face hub: `owner/name`, `owner/name@revision`; `hf:owner/name` where a folder could be meant.
 
 Everything goes through the hub's own client, with its cache (`HF_HOME`), its offline mode (`HF_HUB_OFFLINE=1`), its
 endpoint (`HF_ENDPOINT`) and its tokens (`hf auth login`, `HF_TOKEN`); nothing here takes or stores a token. What comes
@@ -160,10 +160,10 @@ def _one_sentence(name: HubName) -> Iterator[None]:
     reasons: dict[type[Exception], str] = {
         known.GatedRepoError: "is gated; accept its terms on its page, then log in: hf auth login",
         known.RepositoryNotFoundError: "is not on the hub, or is private; check the name, or log in: hf auth login",
-        known.RevisionNotFoundError: f"is on the hub, but has no revision {name.revision!r}; name a branch, tag or commit",
+        known.RevisionNotFoundError: f"has no revision {name.revision!r} on the hub; name a branch, tag or commit",
         known.LocalTokenNotFoundError: "needs a login; log in: hf auth login",
-        known.LocalEntryNotFoundError: "is no folder here, is not whole in the hub's cache, and the hub cannot be reached; "
-        f"connect, or download {_PAGE.format(name.repo, name.revision or 'main')} into a folder and name that",
+        known.LocalEntryNotFoundError: "is no folder here, is not whole in the hub's cache, and the hub cannot be "
+        f"reached; connect, or download {_PAGE.format(name.repo, name.revision or 'main')} into a folder and name that",
         known.OfflineModeIsEnabled: "needs the hub, and HF_HUB_OFFLINE is set; unset it",
     }
     try:

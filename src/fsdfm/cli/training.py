@@ -120,7 +120,9 @@ def import_weights(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A run, whose newest checkpoint is taken, or a checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.")
+    ],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
     sampling: Annotated[
@@ -130,8 +132,19 @@ def export(
             "none; may be repeated. As it was unless said."
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
+    ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    if format == "onnx":
+        if half or sampling is not None:
+            raise ValueError("--half and --sampling are not used with --format onnx; leave them out")
+        from fsdfm.adapters.onnx import export_onnx
+
+        return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
+    if format != "checkpoint":
+        raise ValueError(f"--format is {format!r}; allowed are checkpoint and onnx")
     from fsdfm.generate import read_advice
     from fsdfm.run import export as run_export
 
