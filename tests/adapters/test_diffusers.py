@@ -28,9 +28,7 @@ def law_of(texts: Tensor, vocab: int) -> Tensor:
 def run(scheduler: object, path: MixturePath, p_1: Tensor, steps: int, **options: object) -> Tensor:
     denoiser, generator = ExactDenoiser(path, p_1=p_1), torch.Generator().manual_seed(0)
     x_0 = path.source.sample(Noise(0, range(TEXTS)), p_1.ndim)
-    x_1 = sample_with_scheduler(
-        denoiser, path, x_0, scheduler=scheduler, steps=steps, generator=generator, **options
-    )
+    x_1 = sample_with_scheduler(denoiser, path, x_0, scheduler=scheduler, steps=steps, generator=generator, **options)
     return law_of(x_1, path.source.vocab_size)
 
 
@@ -60,9 +58,7 @@ def test_discrete_ddim_writes_the_law_of_d3pm(steps: int) -> None:
     found = run(diffusers.DiscreteDDIMScheduler(), path, p_1, steps, temperature=1.0)
     assert total_variation(found, ddim_law(path, p_1, steps)) < CHANCE
     start = torch.full((16,), 1 / 16, dtype=torch.float64)
-    ours = sampler_law(
-        ExactDenoiser(path, p_1=p_1), path, start, grid=Grid.uniform(steps), jump=ExactJump()
-    )
+    ours = sampler_law(ExactDenoiser(path, p_1=p_1), path, start, grid=Grid.uniform(steps), jump=ExactJump())
     if steps == 1:
         assert total_variation(ddim_law(path, p_1, 1), ours) < 1e-9  # one call is one redraw under both
 
@@ -112,6 +108,4 @@ def test_a_model_of_ours_with_a_prompt() -> None:
     assert torch.equal(x_1[:, :3], x_0[:, :3])
     linked = random_bundle(length=12, transition_rank=2)
     with pytest.raises(ValueError, match="joint posterior"):
-        sample_with_scheduler(
-            linked.model, linked.path, x_0, scheduler=diffusers.DiscreteDDIMScheduler(), steps=3
-        )
+        sample_with_scheduler(linked.model, linked.path, x_0, scheduler=diffusers.DiscreteDDIMScheduler(), steps=3)

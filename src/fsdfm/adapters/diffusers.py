@@ -69,6 +69,8 @@ def _logits(denoiser: Any, x: Tensor, t: Tensor, *, h: Tensor) -> Tensor:
     rows = torch.arange(x.numel(), device=x.device)
     posterior = posterior_of(denoiser, x, t, h=h, rows=rows)
     if posterior.joint:
-        raise ValueError("this model has a joint posterior; schedulers of diffusers take logits of independent positions")
+        raise ValueError(
+            "this model has a joint posterior; schedulers of diffusers take logits of independent positions"
+        )
     parts = [(tile if own is None else tile[own]).float() for _, tile, own in posterior.marginals(rows)]
     return torch.cat(parts).view(*x.shape, -1)

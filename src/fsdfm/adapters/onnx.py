@@ -115,7 +115,9 @@ def _write_graph(graph: _Graph, file: Path, bundle: Checkpoint) -> None:
         for found, expected in zip(session.run(None, inputs), graph(*asked), strict=True):
             worst = float((torch.from_numpy(found) - expected).abs().max())
             if not worst <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-                raise ValueError(f"the graph differs from the network by {worst:.3g} at {count} tokens; nothing is kept")
+                raise ValueError(
+                    f"the graph differs from the network by {worst:.3g} at {count} tokens; nothing is kept"
+                )
 
 
 def _example(bundle: Checkpoint, length: int) -> tuple[Tensor, Tensor, Tensor]:

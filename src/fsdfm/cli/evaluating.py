@@ -17,6 +17,7 @@ __all__ = ["evaluate"]
 
 @takes_groups
 def evaluate(
+    *,
     model: Annotated[str | None, typer.Argument(help="A checkpoint, or a run; else the model that ships.")] = None,
     judge: Annotated[
         str | None,
@@ -85,7 +86,6 @@ def evaluate(
     likelihood: Annotated[
         str | None, typer.Option(help="--tasks: bound (of the flow), one-call (of a joint posterior) or auto.")
     ] = None,
-    *,
     sampling: SamplingOptions,
     machine: Machine,
 ) -> None:
