@@ -8,13 +8,14 @@ from torch import Tensor
 
 diffusers = pytest.importorskip("diffusers", minversion="0.40", reason="pip install diffusers")
 
+from worlds import world  # noqa: E402
+
 from fsdfm.adapters.diffusers import sample_with_scheduler  # noqa: E402
 from fsdfm.flow import ExactDenoiser, ExactJump, Grid, MixturePath, PolynomialSchedule, sample  # noqa: E402
 from fsdfm.flow.exact import all_states, posterior_table, sampler_law, total_variation  # noqa: E402
 from fsdfm.noise import Noise  # noqa: E402
 from fsdfm.peers.llada import LLaDARule  # noqa: E402
 from tiny_models import random_bundle  # noqa: E402
-from worlds import world  # noqa: E402
 
 TEXTS = 20_000
 CHANCE = 0.02  # of the total variation of so many texts over at most 16 states

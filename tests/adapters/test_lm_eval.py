@@ -122,6 +122,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_of_files_runs_without_a_network(tasks: Path) -> None:
     lm = LanguageModel(known_bundle(wants(0, *b"the cat"), length=16))
@@ -133,6 +134,7 @@ def test_a_task_of_files_runs_without_a_network(tasks: Path) -> None:
     assert "tiny_choice" in table
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_command(tasks: Path, tmp_path: Path) -> None:
     model, out = str(save_tiny(tmp_path / "model")), tmp_path / "found.json"

@@ -16,15 +16,15 @@ import torch
 pytest.importorskip("onnxruntime", reason="pip install 'fsdfm[onnx]'")
 pytest.importorskip("onnxscript", reason="pip install 'fsdfm[onnx]'")
 
-from fsdfm.adapters.onnx import export_onnx  # noqa: E402
-from fsdfm.adapters.portable import PortableModel, draw, filtered, uniforms  # noqa: E402
-from fsdfm.checkpoint import save_model  # noqa: E402
-from fsdfm.flow import Filter  # noqa: E402
-from fsdfm.flow import draw as exact_draw  # noqa: E402
-from fsdfm.generate import load  # noqa: E402
-from fsdfm.model import CausalHeadConfig  # noqa: E402
-from fsdfm.noise import Noise, Purpose  # noqa: E402
-from tiny_models import random_bundle  # noqa: E402
+from fsdfm.adapters.onnx import export_onnx
+from fsdfm.adapters.portable import PortableModel, draw, filtered, uniforms
+from fsdfm.checkpoint import save_model
+from fsdfm.flow import Filter
+from fsdfm.flow import draw as exact_draw
+from fsdfm.generate import load
+from fsdfm.model import CausalHeadConfig
+from fsdfm.noise import Noise, Purpose
+from tiny_models import random_bundle
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -41,7 +41,7 @@ def test_draws_are_the_same_tokens() -> None:
     logits, u = torch.randn(200, 700, generator=generator) * 3, Noise(1, [0]).uniform(Purpose.COIN, 200)[0]
     exclude = torch.randint(700, (200,), generator=generator)
     for options in ((1.0, None, None), (0.7, 50, None), (0.9, None, 0.8)):
-        shaped = filtered(logits.numpy(), *options)
+        shaped = filtered(logits.numpy(), options)
         tokens, left = draw(shaped, u.numpy(), exclude.numpy())
         found = exact_draw(logits, u, exclude=exclude, filter=Filter(*options))
         assert np.array_equal(tokens, found.tokens.numpy())

@@ -1,19 +1,8 @@
 """Our denoisers under the discrete schedulers of diffusers (0.40 or later): one loop, their steps.
 
-| diffusers | what a step does | ours |
-| --- | --- | --- |
-| `DiscreteDDIMScheduler` | x_1 ~ p, then the D3PM posterior q(x_s given x_t, x_1): to x_1, stay, or to noise | `exact` with `renoise`: both have the flow's marginals at every time; the joint law with x_t differs |
-| its `corrector_steps` | Gibbs sweeps on the leave-one-out posterior | none by name; `fsdfm.flow.reading` has that posterior |
-| `EntropyBoundScheduler` | draw all, accept the surest up to an entropy bound, noise for the rest, nothing remembered | none; nearest `jump="spaced"`, which spreads what is drawn together |
-| `BlockRefinementScheduler` with a mask | draw all masks, reveal the surest | `jump="llada"`: `LLaDARule` |
-| the same without a mask | as above, the committed kept, noise for the rest | none |
-| `num_inference_steps` | | `steps` |
-| `temperature`, `top_p`, `top_k` of a step | | the same; 0 is `top_k=1` |
-| `t_max`, `t_min` | | `temperature`, `final_temperature` |
-| `block_length` | blocks one after the other | `LLaDARule(block_length=...)`; ours overlap beyond the training length |
-| `prompt_mask` | | `frozen` |
+docs/guides/ecosystem.md maps their words to ours, with the laws that are equal and those that are not.
 
-Their time grid is uniform in alpha, which is our kappa. Each takes logits [B, L, V]: an independent posterior.
+Their time grid is uniform in alpha, which is our kappa. Each scheduler takes logits [B, L, V]: independent posteriors.
 """
 
 from __future__ import annotations

@@ -49,8 +49,9 @@ def uniforms(seed: int, sample: int, purpose: int, *, length: int, step: int = 0
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
-def filtered(logits: Array, temperature: float, top_k: int | None, top_p: float | None) -> Array:
-    """Logits [N, V] after temperature, top-k and top-p; the likeliest token always stays."""
+def filtered(logits: Array, shape: tuple[float, int | None, float | None]) -> Array:
+    """Logits [N, V] after temperature, top-k and top-p, `shape`; the likeliest token always stays."""
+    temperature, top_k, top_p = shape
     shaped: Array = (logits - logits.max(-1, keepdims=True)) / np.float32(temperature)
     if top_k is not None and top_k < shaped.shape[-1]:
         kept = np.argpartition(-shaped, top_k - 1, -1)[:, :top_k]
@@ -95,7 +96,7 @@ def draw(logits: Array, u: Array, exclude: Array | None = None) -> tuple[Array, 
 class CausalStack:
     """The blocks of a causal head over one text, position by position, with the keys and values so far."""
 
-    def __init__(self, weights: dict[str, Array], num_blocks: int, num_heads: int, eps: float):
+    def __init__(self, weights: dict[str, Array], *, num_blocks: int, num_heads: int, eps: float):
         self.weights, self.num_blocks, self.num_heads, self.eps = weights, num_blocks, num_heads, eps
         self.keys: list[list[Array]] = [[] for _ in range(num_blocks)]
         self.values: list[list[Array]] = [[] for _ in range(num_blocks)]
@@ -181,7 +182,7 @@ class PortableModel:
             t, t_next = (start + (1 - start) * k / steps for k in (step, step + 1))
             kappa, kappa_next = t ** told["exponent"], t_next ** told["exponent"]
             bounds.append(1.0 if step == steps - 1 else (kappa_next - kappa) / (1 - kappa))
-            numbers = _Numbers(seed, _sample_index(ids), step, size)
+            numbers = _Numbers(seed, _sample_index(ids), step=step, size=size)
             coins = numbers.coins(bounds, jump)
             free = ~given if told["movable"] == "all" else ~given & (x == told["mask"])
             candidate = (coins < bounds[-1]) & free
@@ -226,7 +227,7 @@ class PortableModel:
         if self.config["head"] == "causal":
             return np.where(bounds > 0, self._causal_text(x, held, times, u=u, shape=shape), x)
         rows = bounds.nonzero()[0]
-        logits = filtered(self._head(self._trunk(x, *times)[0][rows]), *shape)
+        logits = filtered(self._head(self._trunk(x, *times)[0][rows]), shape)
         tokens, left = draw(logits, u[rows], exclude=x[rows])
         moves = coins[rows] < bounds[rows] * left
         x = x.copy()
@@ -235,21 +236,21 @@ class PortableModel:
 
     def _causal_text(self, x: Array, held: Array, times: tuple[float, float], *, u: Array, shape: Any) -> Array:
         inputs, base = self._trunk(x, *times)
-        config, weights = self.config["causal"], self.weights
-        stack = CausalStack(weights, config["num_blocks"], config["num_heads"], config["eps"])
+        weights = self.weights
+        stack = CausalStack(weights, **self.config["causal"])
         text = x.copy()
         for i in range(len(x)):
             g = stack(inputs[i] + weights["embedding"][text[i - 1]] if i else inputs[i], i)
             if not held[i]:
                 logits = self._head((base[i] + weights["combine"] @ g)[None])
-                text[i] = draw(filtered(logits, *shape), u[i : i + 1])[0][0]
+                text[i] = draw(filtered(logits, shape), u[i : i + 1])[0][0]
         return text
 
 
 class _Numbers:
     """The uniforms of one step."""
 
-    def __init__(self, seed: int, sample: int, step: int, size: int):
+    def __init__(self, seed: int, sample: int, *, step: int, size: int):
         self.phase = uniforms(seed, sample, _PHASE, length=1)[0]
         self.coin = uniforms(seed, sample, _COIN, length=size, step=step)
         self.u = uniforms(seed, sample, _DESTINATION, length=size, step=step)

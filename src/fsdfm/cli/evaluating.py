@@ -97,7 +97,7 @@ def evaluate(
     groups = {**given.pop("sampling").options(), **asdict(given.pop("machine"))}
     own = {name: given.pop(name) for name in ("tasks", "task_folder", "limit", "num_fewshot", "likelihood")}
     if own["tasks"] is not None:
-        return _run_tasks(own, given, sampling, machine)
+        return _run_tasks(own, given, sampling=sampling, machine=machine)
     if lonely := next((name for name, value in own.items() if value is not None), None):
         raise ValueError(f"--{lonely.replace('_', '-')} goes with --tasks; name some, or leave it out")
     given = {**groups, **given}  # its own --steps, which are budgets, last
@@ -123,7 +123,7 @@ def evaluate(
 _WITH_TASKS = ("model", "json", "steps")  # what both kinds of evaluation take
 
 
-def _run_tasks(own: dict[str, Any], others: dict[str, Any], sampling: SamplingOptions, machine: Machine) -> None:
+def _run_tasks(own: dict[str, Any], others: dict[str, Any], *, sampling: SamplingOptions, machine: Machine) -> None:
     """`fsdfm evaluate MODEL --tasks ...`."""
     usual = {"controls": True, "begin": "document", "separator": "<|endoftext|>", "field": "text"}
     usual |= {"batch_size": 16, "processes": 1}

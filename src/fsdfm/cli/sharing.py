@@ -14,6 +14,7 @@ __all__ = ["push"]
 
 
 def push(
+    *,
     folder: Annotated[str, typer.Argument(help="A checkpoint, a run, or the name of an embedded model.")],
     name: Annotated[str, typer.Argument(help="owner/name on the hub, or owner/name@branch.", metavar="OWNER/NAME")],
     results: Annotated[

@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, config: Mapping[str, Any]):
+    def __init__(self, folder: Path, config: Mapping[str, Any]):  # noqa: ARG002 (one signature for all of its kind)
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
