@@ -31,6 +31,9 @@ __all__ = ["Every", "Feed", "Hooks", "Trainer", "TrainerConfig", "TrainingState"
 _REFERENCE_BATCHES = 4
 
 
+TRACKER_NAMES = ("auto", "none", "tensorboard", "trackio", "wandb")  # what they mean: fsdfm.run.tracking
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """How long and in which portions a run trains, and when it speaks and saves."""
@@ -42,6 +45,9 @@ class TrainerConfig:
     log_every: int = 100  # training steps between two reports
     save_every: int = 1000  # training steps between two checkpoints
     keep: int = 2  # checkpoints kept
+    tracker: str = (
+        "auto"  # where numbers and texts go, too: none, tensorboard, trackio, wandb; auto: TensorBoard, if any
+    )
     entropy_alarm: float = 0.8  # warn when targets fall below this share of the student's entropy at the start
 
     def __post_init__(self) -> None:
@@ -50,6 +56,8 @@ class TrainerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are whole numbers >= 1")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate is {self.accumulate}; allowed are divisors of batch_size = {self.batch_size}")
+        if self.tracker not in TRACKER_NAMES:
+            raise ValueError(f"tracker is {self.tracker!r}; allowed are {', '.join(TRACKER_NAMES)}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; allowed are 0 <= seed < 2**63")
 
