@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,18 @@ def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
     assert fill_blocks(found, results) == found
 
 
+def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) -> None:
+    found = evaluation(8, 47.6)
+    written = Row(steps=255, metrics={"token_perplexity": Measured(10.2)}, facts={"name": "ar"})
+    controls = {"cycle": {"token_perplexity": Measured(64.1)}}
+    save_evaluation(replace(found, alternatives=(written,), controls=controls), results / "all.json")
+    text = "".join(
+        f"<!-- number all.json {which} token_perplexity -->?<!-- /number -->" for which in ("alternative", "cycle")
+    )
+    assert "10.2" in fill_blocks(text, results)
+    assert "64.1" in fill_blocks(text, results)
+
+
 def test_marks_in_a_block_of_code_are_left_alone(results: Path) -> None:
     code = "```markdown\n" + DOCUMENT + "```\n"
     assert fill_blocks(code, results) == code
@@ -69,7 +82,7 @@ def test_what_cannot_be_filled_says_where(results: Path, tmp_path: Path) -> None
         ("<!-- number few-8.json 4 token_perplexity --><!-- /number -->", "no token_perplexity at 4"),
         ("<!-- number few-8.json 8 mauve --><!-- /number -->", "no mauve at 8"),
         ("<!-- number none.json 8 mauve --><!-- /number -->", "cannot read"),
-        ("<!-- results pies few-8.json -->\n<!-- /results -->", "allowed are few-steps"),
+        ("<!-- results pies few-8.json -->\n<!-- /results -->", "allowed are headline"),
         ("<!-- results controls few-8.json -->\n<!-- /results -->", "no numbers for the table controls"),
     ):
         document.write_text(text)

@@ -15,12 +15,13 @@ What stands outside of the marks, or in a block of code, is never touched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fsdfm.files import write_text
 from fsdfm.measure.results import Evaluation, Measured, load_evaluation
+from fsdfm.show.quality.claims import claims_table, headline_table
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
@@ -37,7 +38,7 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
-_REAL = "real"
+_REAL, _ALTERNATIVE = "real", "alternative"
 
 
 def fill_blocks(text: str, folder: Path) -> str:
@@ -85,7 +86,7 @@ def _table(found: re.Match[str], folder: Path) -> str:
 def _number(found: re.Match[str], folder: Path) -> str:
     begin, name, which, metric, _, end = found.groups()
     evaluation = load_evaluation(folder / name)
-    metrics = evaluation.real if which == _REAL else getattr(_row(evaluation, which), "metrics", {})
+    metrics = _metrics(evaluation, which)
     measured: Measured | None = metrics.get(metric)
     if measured is None:
         raise ValueError(
@@ -94,8 +95,16 @@ def _number(found: re.Match[str], folder: Path) -> str:
     return f"{begin}{metric_named(metric).write(measured)}{end}"
 
 
-def _row(evaluation: Evaluation, steps: str) -> object:
-    return evaluation.row(int(steps)) if steps.isdecimal() else None
+def _metrics(evaluation: Evaluation, which: str) -> Mapping[str, Measured]:
+    """Of a number of steps, of real text, of the autoregressive model beside it, or of a negative control by name."""
+    if which == _REAL:
+        return evaluation.real
+    if which == _ALTERNATIVE:
+        return evaluation.alternatives[0].metrics if evaluation.alternatives else {}
+    if which in evaluation.controls:
+        return evaluation.controls[which]
+    row = evaluation.row(int(which)) if which.isdecimal() else None
+    return {} if row is None else row.metrics
 
 
 def _comparison(files: Sequence[Path]) -> Comparison:
@@ -129,6 +138,8 @@ def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Calla
 
 
 _TABLES: dict[str, Callable[[Comparison], Table | None]] = {
+    "headline": headline_table,
+    "claims": claims_table,
     "few-steps": few_steps_table,
     "matched": matched_table,
     "equal-entropy": equal_entropy_table,
