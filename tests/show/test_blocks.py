@@ -59,6 +59,26 @@ def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) ->
     assert "64.1" in fill_blocks(text, results)
 
 
+def test_rows_that_measured_different_things_are_one() -> None:
+    first, again = evaluation(8, 47.6), evaluation(8, 50.0)
+    other = replace(first, rows=(Row(steps=8, metrics={"brier_lm": Measured(3.0), "entropy_bits": Measured(7.0)}),))
+    (joined,) = join_evaluations([first, other]).values()
+    assert len(joined.rows) == 1
+    assert {name: found.value for name, found in joined.rows[0].metrics.items()} == {
+        "token_perplexity": 47.6,
+        "entropy_bits": 6.0,
+        "brier_lm": 3.0,
+    }
+    bare = replace(other, judge={}, real={})
+    for order in ([first, bare], [bare, first]):
+        (joined,) = join_evaluations(order).values()
+        assert joined.judge == {"name": "toy"}
+        assert joined.real == first.real
+        assert joined.rows[0].metrics.keys() == {"token_perplexity", "entropy_bits", "brier_lm"}
+    (later,) = join_evaluations([first, again]).values()
+    assert later.rows[0].metrics["token_perplexity"].value == 50.0
+
+
 def test_marks_in_a_block_of_code_are_left_alone(results: Path) -> None:
     code = "```markdown\n" + DOCUMENT + "```\n"
     assert fill_blocks(code, results) == code

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdfm.files import write_text
-from fsdfm.measure.results import Evaluation, Measured, load_evaluation
+from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.quality.claims import claims_table, headline_table
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
@@ -37,6 +37,7 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL, _ALTERNATIVE = "real", "alternative"
 
@@ -123,13 +124,43 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
             continue
         if known.model.get("checkpoint_sha256") != evaluation.model.get("checkpoint_sha256"):
             raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
-        for row in evaluation.rows:
-            known = known.with_row(row)
-        for row in evaluation.frontier:
-            known = known.with_frontier(row)
-        others = known.alternatives or evaluation.alternatives
-        merged[evaluation.name] = replace(known, controls=known.controls or evaluation.controls, alternatives=others)
+        merged[evaluation.name] = _join(known, evaluation)
     return merged
+
+
+def _join(known: Evaluation, later: Evaluation) -> Evaluation:
+    """Two evaluations of one model; the one that says more of real text lends its judge, its real text and facts."""
+    joined = known
+    for row in later.rows:
+        joined = joined.with_row(_joined(joined, row))
+    for row in later.frontier:
+        joined = joined.with_frontier(row)
+    main, other = (known, later) if len(known.real) >= len(later.real) else (later, known)
+    return replace(
+        main,
+        rows=joined.rows,
+        frontier=joined.frontier,
+        controls=main.controls or other.controls,
+        alternatives=_join_alternatives(main, other),
+    )
+
+
+def _join_alternatives(main: Evaluation, other: Evaluation) -> tuple[Row, ...]:
+    """Autoregressive models by name, with what either evaluation measured of them."""
+    found = {str(row.facts.get("name")): row for row in other.alternatives}
+    for row in main.alternatives:
+        name = str(row.facts.get("name"))
+        beside = found[name].metrics if name in found else {}
+        found[name] = replace(row, metrics={**beside, **row.metrics})
+    return tuple(found.values())
+
+
+def _joined(known: Evaluation, row: Row) -> Row:
+    """The row with what is known of it already, where the two measured different things; else the later one stands."""
+    same = next((each for each in known.rows if each.key == row.key), None)
+    if same is None or same.metrics.keys() & row.metrics.keys() - _ALWAYS:
+        return row
+    return replace(same, metrics={**row.metrics, **same.metrics})
 
 
 def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Callable[[Comparison], Table | None]:

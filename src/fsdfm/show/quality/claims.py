@@ -16,13 +16,13 @@ from fsdfm.show.quality.comparison import REAL, Change, Comparison, change, real
 from fsdfm.show.quality.metrics import GAP, metric_named, write_number
 from fsdfm.show.quality.tables import FLAG, Notes, Table
 
-__all__ = ["Claim", "claims_table", "find_claims", "headline_table"]
+__all__ = ["JudgedClaim", "claims_table", "find_claims", "headline_table"]
 
 _FIRST, _SECOND = "token_perplexity", "second_token_perplexity"
 
 
 @dataclass(frozen=True)
-class Claim:
+class JudgedClaim:
     """A row of a model against another text: the ratio of perplexities less 1 under each judge."""
 
     model: str
@@ -48,7 +48,7 @@ def _side(found: Change) -> int:
     return (found.measured.low > 0) - (found.measured.high < 0) if found.decided else 0
 
 
-def find_claims(comparison: Comparison) -> list[Claim]:
+def find_claims(comparison: Comparison) -> list[JudgedClaim]:
     """Every row of every model against the baseline's of as many steps, the autoregressive model and real data."""
     base = comparison.evaluations[0]
     found = []
@@ -64,9 +64,9 @@ def find_claims(comparison: Comparison) -> list[Claim]:
     return [claim for claim in found if claim.first is not None]
 
 
-def _claim(label: str, row: Row, against: str, metrics: Mapping[str, Measured]) -> Claim:
+def _claim(label: str, row: Row, against: str, metrics: Mapping[str, Measured]) -> JudgedClaim:
     first, second = (change(metrics.get(name), row.metrics.get(name), relative=True) for name in (_FIRST, _SECOND))
-    return Claim(label, row.steps, against, first, second, row.flags)
+    return JudgedClaim(label, row.steps, against, first, second, row.flags)
 
 
 def _alternatives(comparison: Comparison) -> list[Row]:
@@ -150,3 +150,4 @@ def headline_table(comparison: Comparison) -> Table:
 def _model_rows(comparison: Comparison) -> Iterator[tuple[str, Row]]:
     for label, evaluation in comparison.pairs:
         yield from ((label, row) for row in evaluation.plain)
+        yield from ((f"{label}, entropy of {(row.matched or {}).get('to')}", row) for row in evaluation.matched)
