@@ -1,8 +1,6 @@
 """Peers from recipes and from published weights to text."""
 
 import io
-import sys
-import types
 from dataclasses import replace
 
 import pytest
@@ -162,21 +160,6 @@ def test_options_of_a_rule_stand_behind_its_name():
             SamplerConfig(jump=bad)
 
 
-def test_the_hub_brings_weights_and_tokenizers_and_no_code(tmp_path, monkeypatch):
-    asked = {}
-
-    def download(name, **options):
-        asked.update(options, name=name)
-        return str(write_hugging_face(tmp_path / "m", small_network(vocab_size=258)))
-
-    hub = types.SimpleNamespace(snapshot_download=download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    imported(tmp_path, "a/b@c", system="mdlm")
-    assert (asked["name"], asked["revision"]) == ("a/b", "c")
-    assert {"tokenizer.json", "vocab.json", "*.safetensors"} <= set(asked["allow_patterns"])
-    assert not any("py" in pattern.rpartition(".")[2] for pattern in asked["allow_patterns"])
-
-
 def test_lightning_files_and_the_choice_of_weights(tmp_path):
     path = write_lightning(tmp_path / "mdlm.ckpt", small_network(0, vocab_size=258), small_network(1, vocab_size=258))
     assert imported(tmp_path, path).facts["weights"] == "averaged weights"
@@ -207,7 +190,7 @@ def test_a_wrong_tokenizer_is_refused(tmp_path):
 
 def test_a_hub_name_without_a_network_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="download config.json and the weights from https://huggingface.co/a/b/tree/c"):
+    with pytest.raises(ValueError, match="connect, or download https://huggingface.co/a/b/tree/c into a folder"):
         imported(tmp_path, "a/b@c")
     with pytest.raises(ValueError, match="owner/name"):
         imported(tmp_path, "absent")

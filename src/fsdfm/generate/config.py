@@ -46,8 +46,9 @@ class SamplerConfig:
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
                   so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
-    jump          the rule of a step: exact, single, instant, systematic, spaced, a peer's, with options if need be
-                  (`remdm-cap:eta=0.02`), or a `StepRule`; the model's own advice unless said, exact where it has none
+    jump          the rule of a step: exact, single, instant, systematic, spaced, sweep, a peer's, with options if
+                  need be (`remdm-cap:eta=0.02`), or a `StepRule`; the model's own advice unless said, exact where it
+                  has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; tail: equal steps, and a last call where
                   hardly any noise is left, as some peers spend it; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the

@@ -83,6 +83,7 @@ class ModelConfig(JointStackConfig):
 
 PRESETS = {
     "tiny": ModelConfig(vocab_size=8192, width=256, num_blocks=6, num_heads=4, cond_width=64),
+    "stories": ModelConfig(vocab_size=3636, width=288, num_blocks=6, num_heads=6, mlp_width=768, style="llama"),
     "170m": ModelConfig(),
     "1300m": ModelConfig(width=2048, num_blocks=21, num_heads=32, cond_width=256),
     "1700m": ModelConfig(width=2048, num_blocks=28, num_heads=32, cond_width=256),

@@ -11,13 +11,14 @@ from typing import Protocol, cast
 from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.checkpoint.hub import download_weights, find_hub_name
 from fsdfm.checkpoint.huggingface import is_folder
 from fsdfm.config import DataConfig, ModelSection
 from fsdfm.data import SEPARATOR
 from fsdfm.learn.registry import find_named
 from fsdfm.peers.layouts import is_peer
 from fsdfm.run.huggingface import SourceName, import_folder
-from fsdfm.run.peers import fetch_weights, import_peer
+from fsdfm.run.peers import import_peer
 from fsdfm.run.released import import_released
 from fsdfm.run.weights import import_llama2c
 
@@ -69,9 +70,7 @@ def import_weights(
     console: Console | None = None,
 ) -> Checkpoint:
     """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
-    source, config = Path(source), config or ImportConfig()
-    if not source.exists():
-        source = fetch_weights(str(source))
+    source, config = locate(source), config or ImportConfig()
     name = recognise(source) if format == "auto" else format
     chosen = find_named({"auto": None, **FORMATS}, name, "format")
     assert chosen is not None
@@ -83,6 +82,15 @@ def import_weights(
                 f"{option.name.replace('_', '-')} is not used by the format {name} ({chosen.about}); leave it out"
             )
     return chosen.convert(source, Path(out), config, console=console or Console(stderr=True))
+
+
+def locate(source: str | Path) -> Path:
+    """A file or folder that is here, or a model on the hub, downloaded: `owner/name` or `owner/name@revision`."""
+    if isinstance(source, str) and (name := find_hub_name(source)) is not None:
+        return download_weights(name)
+    if not Path(source).exists():
+        raise ValueError(f"{source} is not there; name a file or folder of weights, or a model on the hub: owner/name")
+    return Path(source)
 
 
 def recognise(source: Path) -> str:

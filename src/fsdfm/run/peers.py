@@ -1,8 +1,7 @@
-"""The peers' published weights, made checkpoint folders: MDLM, Duo, SEDD, SDTT, epsilon-HDLM; and how they are had."""
+"""The peers' published weights, made checkpoint folders: MDLM, Duo, SEDD, SDTT, epsilon-HDLM."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from fsdfm.files import file_sha256
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.peers.layouts import SYSTEMS, EmaOrRaw, PeerWeights, System, open_layout
 
-__all__ = ["fetch_weights", "import_peer"]
+__all__ = ["import_peer"]
 
 _WEIGHTS = {"ema": "averaged weights", "raw": "weights as its authors published them"}
 _NETWORKS: dict[System, dict[str, str]] = {
@@ -98,33 +97,3 @@ def _checkpoint(found: PeerWeights, tokenizer: data.Tokenizer) -> Checkpoint:
     source = (flow.MaskSource if found.masked else flow.UniformSource)(network.vocab_size)
     facts = {"weights": _WEIGHTS[found.kind], "objective": {"kind": found.system}}
     return Checkpoint(model, flow.MixturePath(source), tokenizer, length=found.about.length, facts=facts)
-
-
-# --- the hub ----------------------------------------------------------------------------------------------------------
-
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-_HUB_FILES = (
-    *("config.json", "config.yaml", "*.safetensors", "*.safetensors.index.json", "pytorch_model.bin", "*.ckpt"),
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json"),
-    *("special_tokens_map.json", "generation_config.json"),
-)
-"""What a download brings: weights, settings and tokenizers; never code."""
-
-
-def fetch_weights(name: str) -> Path:
-    """The folder of a model on the hub, `owner/name` or `owner/name@branch`, downloaded if it is not there yet."""
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name} is not there; name a file or folder of weights, or a model on the hub: owner/name")
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # no network, no such model, no package: of many kinds
-        place = f"https://huggingface.co/{found['name']}/tree/{found['revision'] or 'main'}"
-        folder = found["name"].rpartition("/")[2]
-        raise ValueError(
-            f"{name} is no file or folder here, and cannot be had from the hub ({type(error).__name__}); download "
-            f"config.json and the weights from {place} (of LLaDA and Dream the tokenizer's files, too) into a folder, "
-            f"and name that: fsdfm import ./{folder} --out OUT"
-        ) from error
