@@ -201,7 +201,8 @@ class PortableModel:
     def _noise(self, seed: int, sample: int, size: int) -> Array:
         kind, vocab, mask = self.config["source"], self.config["vocab_size"], self.config["mask"]
         if kind == "mask":
-            return np.full(size, mask)
+            masks: Array = np.full(size, mask)
+            return masks
         real = vocab if mask is None else vocab - 1
         x = (uniforms(seed, sample, _SOURCE, length=size) * real).astype(np.int64)
         if kind == "mixture":
