@@ -65,8 +65,8 @@ docs: $(STAMP) ## serve the documentation on localhost
 	$(BIN)/mkdocs serve
 
 docs-version: $(STAMP) ## commit the documentation of VERSION=0.1 to the branch gh-pages, beside the earlier ones
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
-	$(BIN)/mike set-default latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
