@@ -201,10 +201,9 @@ class PortableModel:
     def _noise(self, seed: int, sample: int, size: int) -> Array:
         kind, vocab, mask = self.config["source"], self.config["vocab_size"], self.config["mask"]
         if kind == "mask":
-            masks: Array = np.full(size, mask)
-            return masks
+            return np.full(size, mask)
         real = vocab if mask is None else vocab - 1
-        x = (uniforms(seed, sample, _SOURCE, length=size) * real).astype(np.int64)
+        x: Array = (uniforms(seed, sample, _SOURCE, length=size) * real).astype(np.int64)
         if kind == "mixture":
             x = x + (x >= mask)
             masked = uniforms(seed, sample, _SOURCE_KIND, length=size) < self.config["mask_share"]
