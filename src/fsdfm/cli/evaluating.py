@@ -41,8 +41,8 @@ def evaluate(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Some of perplexity, diversity, distances, trajectory, copying, mauve, accuracy, continuation, bound; "
-            "entropy and distinct-n come with all. [default: all that is possible]"
+            help="Some of perplexity, diversity, distances, trajectory, copying, mauve, accuracy, continuation, "
+            "brier, bound; entropy and distinct-n come with all. [default: all that is possible]"
         ),
     ] = None,
     json: Annotated[
@@ -67,6 +67,10 @@ def evaluate(
     ] = True,
     mauve: Annotated[
         str | None, typer.Option(help="Measure MAUVE with these features: minilm, or a causal model of the hub.")
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(help="Distances also on hidden states: judge, trunk (of the parent) or trunk:MODEL; a,b for two."),
     ] = None,
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Where rows of held-out text begin.")

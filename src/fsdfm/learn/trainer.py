@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fsdfm.data import TrainingBatch
 from fsdfm.learn.objective import Objective, Outcome, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser
 from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
+from fsdfm.model import CausalModel
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
@@ -117,12 +118,12 @@ class Trainer:
         ema: EMA,
         runtime: Runtime,
         config: TrainerConfig,
-        teacher: TrainableDenoiser | None = None,
+        teacher: TrainableDenoiser | CausalModel | None = None,
         hooks: Hooks | None = None,
     ):
         self.model, self.objective, self.feed = model, objective, feed
         self.optimiser, self.ema, self.runtime, self.config = optimiser, ema, runtime, config
-        self.teacher: TrainableDenoiser = ema.module if teacher is None else teacher  # type: ignore[assignment]
+        self.teacher: Any = ema.module if teacher is None else teacher
         self.hooks = hooks or Hooks()
         self.processes, self.student = runtime.processes, runtime.student(model)
         self.alarm = EntropyAlarm(config.entropy_alarm)

@@ -23,7 +23,7 @@ from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
 from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
-from fsdfm.run.weights import check, frozen_parent, start
+from fsdfm.run.weights import autoregressive_teacher, check, frozen_parent, start
 from fsdfm.runtime import Runtime, require_strategy
 from fsdfm.show.timeline import Timeline
 from fsdfm.terminal import say
@@ -51,7 +51,7 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
             held_out = make_validation(
                 recipe, bundle.path, tokenizer=bundle.tokenizer, bos_id=bundle.bos_id, processes=processes
             )
-            parent = frozen_parent(recipe, bundle.path)
+            parent = frozen_parent(recipe, bundle.path) or autoregressive_teacher(recipe, bundle)
         processes.on_rank0(lambda: describe(out, recipe))
         trainer = make_trainer(recipe, bundle, rows, runtime=runtime, parent=parent)
         if place is not None:
