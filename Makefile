@@ -40,8 +40,8 @@ check: $(STAMP) ## lint, types, import layers, docs build
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
-mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
-	$(BIN)/python tools/mutants.py
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice? JOBS=2: two at a time
+	$(BIN)/python tools/mutants.py --jobs $(or $(JOBS),1)
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
@@ -61,4 +61,4 @@ docs: $(STAMP) ## serve the documentation on localhost
 	$(BIN)/mkdocs serve
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants
