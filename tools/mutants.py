@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -24,15 +25,17 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS, KEPT = ROOT / "src" / "fsdfm", ROOT / "tests", ROOT / ".mutants" / "results.jsonl"
-_ONLY = ("-p", "pytest_markdown_docs.plugin", "-p", "no:cacheprovider", "-q", "-x", "-m", "not slow")
+_ONLY = ("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-x", "-m", "not slow")
 _SAID = {0: "passed", 5: "nothing"}  # by pytest's exit code; 5: no test was run
 _VERDICT = {"passed": "SURVIVED", "failed": "caught", "timeout": "timeout"}
+_OWN = ("fsdfm.cli.training", "fsdfm.run", "fsdfm.peers", "fsdfm.measure.evaluation", "fsdfm.serve.server")
 _NOTICED = ("caught", "timeout")  # an edit that makes a test wait for ever is noticed, too
 
 
@@ -142,8 +145,11 @@ def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
         import pytest
 
         code = int(pytest.main([*_ONLY, *words]))
-        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -234,18 +240,15 @@ def _arguments() -> argparse.Namespace:
 
 
 def _import_once() -> None:
-    """What every test needs and takes seconds: forked processes have it."""
+    """Import what every test needs and what takes seconds, other people's packages: forked processes have it."""
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    import hypothesis.strategies
-    import numpy
-    import pytest
-    import rich.console
-    import safetensors.torch
-    import tokenizers
-    import torch
-    import typer
-
-    del hypothesis, numpy, pytest, rich, safetensors, tokenizers, torch, typer
+    sys.path.insert(0, str(SOURCE.parent))
+    for name in ("pytest", "hypothesis.strategies", *_OWN):
+        with contextlib.suppress(ImportError):  # an optional package is missing: its tests are skipped
+            importlib.import_module(name)
+    sys.path.remove(str(SOURCE.parent))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fsdfm"]:
+        del sys.modules[name]  # which each takes from its own copy
 
 
 def main() -> int:
