@@ -6,9 +6,9 @@
 
 An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files or folders
 under tests, and pytest's own options. It is tried in a copy of the source, on its fast tests, to the first failure; a
-process that has imported torch is forked for it. The tests must pass without the edit, else a failure would say
-nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file and its tests are the same:
-a run that was stopped resumes. The tree itself is never written to.
+process that has imported torch is forked for it. The test that failed must pass without the edit, else it would
+say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file and its tests are the
+same: a run that was stopped resumes. The tree itself is never written to.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS, KEPT = ROOT / "src" / "fsdfm", ROOT / "tests", ROOT / ".mutants" / "results.jsonl"
@@ -41,7 +42,7 @@ _NOTICED = ("caught", "timeout")  # an edit that makes a test wait for ever is n
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit; without a file, its tests alone."""
+    """One edit; without a file, a test alone."""
 
     file: str
     old: str
@@ -51,19 +52,17 @@ class Edit:
     def __str__(self) -> str:
         return f"{self.file}: {self.old!r} -> {self.new!r}"
 
-    def alone(self) -> Edit:
-        """The tests without the edit."""
-        return Edit("", "", "", self.tests)
-
     def words(self) -> list[str]:
         """What pytest is told: paths that exist are taken under tests."""
+        if not self.file:
+            return [self.tests]
         return [str(TESTS / word) if (TESTS / word).exists() else word for word in self.tests.split()]
 
     def key(self) -> str:
         """Changes with the edit, its file and its tests."""
         digest = hashlib.sha256(json.dumps(asdict(self)).encode())
         paths = [SOURCE / self.file] if self.file else []
-        for path in map(Path, self.words()):
+        for path in (Path(word.partition("::")[0]) for word in self.words()):
             paths += sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []
         for path in paths:
             digest.update(path.read_bytes())
@@ -87,7 +86,7 @@ class Copy:
 
     @property
     def told(self) -> Path:
-        """What the tests print."""
+        """What the tests print, and behind it the first that failed."""
         return self.place / "told.txt"
 
     def start(self, edit: Edit, seconds: float) -> None:
@@ -116,9 +115,8 @@ class Copy:
         self.edit = None
         if late:
             return "timeout", "its tests did not end"
-        said = self.told.read_text("utf-8", "replace").strip().splitlines() or [""]
-        why = next((line for line in said if line.startswith(("FAILED", "ERROR"))), said[-1])
-        return _SAID.get(os.waitstatus_to_exitcode(status), "failed"), why[:200]
+        last = (self.told.read_text("utf-8", "replace").strip().splitlines() or [""])[-1]
+        return _SAID.get(os.waitstatus_to_exitcode(status), "failed"), last
 
     def end(self) -> None:
         """End the tests and whatever they started."""
@@ -128,6 +126,21 @@ class Copy:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.process, 0)
         self.process = 0
+
+
+class _Witness:
+    """Hears which test fails first."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test, or what it needs, has ended."""
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file was read."""
+        self.pytest_runtest_logreport(report)
 
 
 def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
@@ -144,7 +157,9 @@ def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
         sys.path[:0] = [str(source), str(TESTS)]
         import pytest
 
-        code = int(pytest.main([*_ONLY, *words]))
+        witness = _Witness()
+        code = int(pytest.main([*_ONLY, *words], plugins=[witness]))
+        sys.stdout.write(f"\n{witness.failed}\n" if witness.failed else "")
     except BaseException:
         traceback.print_exc()
     finally:
@@ -177,20 +192,24 @@ class Verdicts:
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
+    def witness(self, edit: Edit) -> Edit | None:
+        """The test that failed because of an edit, to be run without it."""
+        said, why = self.known.get(edit.key(), ("", ""))
+        return Edit("", "", "", why) if edit.file and said == "failed" else None
+
     def of(self, edit: Edit) -> tuple[str, str] | None:
         """caught, timeout, SURVIVED or BROKEN, and why; None: not known yet."""
-        alone, found = self.known.get(edit.alone().key()), self.known.get(edit.key())
-        if alone is not None and alone[0] != "passed":
-            return "BROKEN", f"without the edit: {alone[0]}, {alone[1]}"
-        if alone is None or found is None:
+        if (found := self.known.get(edit.key())) is None:
             return None
+        if (witness := self.witness(edit)) is not None and self.known.get(witness.key(), found)[0] != "passed":
+            return "BROKEN", f"{found[1]} fails without the edit, too"
         return _VERDICT.get(found[0], "BROKEN"), found[1]
 
 
 def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
-    """Run what is not known yet: the tests alone first, then with the edits."""
-    asked = [*dict.fromkeys(edit.alone() for edit in edits), *edits]
-    waiting = [edit for edit in asked if edit.key() not in verdicts.known]
+    """Run what is not known yet: the tests with each edit, and those that failed without it."""
+    waiting = [edit for edit in edits if edit.key() not in verdicts.known]
+    waiting += [w for edit in edits if (w := verdicts.witness(edit)) is not None and w.key() not in verdicts.known]
     while waiting or any(copy.edit for copy in copies):
         for copy in copies:
             if copy.edit is not None:
@@ -198,6 +217,9 @@ def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *
                 if found is not None:
                     verdicts.add(edit, found, time.monotonic() - copy.started)
                     _show(verdicts, edit, len(waiting))
+                    witness = verdicts.witness(edit)
+                    if witness is not None and witness.key() not in verdicts.known:
+                        waiting.insert(0, witness)
             if copy.edit is None and waiting:
                 _begin(copy, waiting.pop(0), verdicts, seconds)
         time.sleep(0.05)
@@ -212,7 +234,7 @@ def _begin(copy: Copy, edit: Edit, verdicts: Verdicts, seconds: float) -> None:
 
 def _show(verdicts: Verdicts, edit: Edit, left: int) -> None:
     said, why = verdicts.known[edit.key()]
-    sys.stdout.write(f"{left:4d} left  {said:8s} {edit if edit.file else edit.tests}  {why}\n")
+    sys.stdout.write(f"{left:4d} left  {said:8s} {edit if edit.file else 'alone'}  {why}\n")
     sys.stdout.flush()
 
 
