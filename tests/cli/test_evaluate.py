@@ -97,6 +97,7 @@ def test_a_table_on_standard_output_and_a_result_file(files, tmp_path):
         **{key: record["data"][key] for key in ("held_out_sha256", "training_sha256")},
     }
     assert {"seed", "num_samples", "commit", "versions", "started", "seconds", "dtype", "device"} <= set(record)
+    assert record["dtype"] == "float32"
     assert str(tmp_path) not in out.read_text()
     before = out.read_bytes()
     again = run(*arguments(files, "--steps", "1,2", "--json", str(out), "--training", str(files / "held.txt")))

@@ -302,7 +302,7 @@ def test_too_long_a_text_is_refused():
 
 
 def test_corruption_chooses_places_and_tokens_independently(lm):
-    """The tokens put in know nothing of why their places were chosen: half of them are of the vocabulary's upper half."""
+    """The tokens know nothing of why their places were chosen: half are of the vocabulary's upper half."""
     text = "abcdefghij" * 30
     corruption = lm.corrupt(text, 0.1, seed=1)
     put = [token for token, damaged in zip(corruption.tokens, corruption.damaged, strict=True) if damaged]
