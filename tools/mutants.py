@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -56,7 +57,7 @@ class Edit:
         """What pytest is told: paths that exist are taken under tests."""
         if not self.file:
             return [self.tests]
-        return [str(TESTS / word) if (TESTS / word).exists() else word for word in self.tests.split()]
+        return [str(TESTS / word) if (TESTS / word).exists() else word for word in shlex.split(self.tests)]
 
     def key(self) -> str:
         """Changes with the edit, its file and its tests."""
