@@ -44,8 +44,8 @@ check: $(STAMP) ## lint, types, import layers, docs build, the wheel in a clean 
 wheel: $(STAMP) ## build the wheel, check it, and use it in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
-mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
-	$(BIN)/python tools/mutants.py
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice? JOBS=2: two at a time
+	$(BIN)/python tools/mutants.py --jobs $(or $(JOBS),1)
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
@@ -89,4 +89,4 @@ docs-version: $(STAMP) ## commit the documentation of VERSION=0.1 to the branch 
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants
