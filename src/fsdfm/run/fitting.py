@@ -18,7 +18,6 @@ from fsdfm.run.tracking import open_tracker
 from fsdfm.run.validation import Validation
 from fsdfm.runtime import commit, stop_on_signal, versions
 from fsdfm.show.timeline import Timeline
-from fsdfm.terminal import say
 
 __all__ = ["Result", "check_same", "describe", "fit"]
 
