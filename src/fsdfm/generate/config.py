@@ -49,7 +49,7 @@ class SamplerConfig:
                   advice unless said, exact where it has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
-                  tokens that is given), 0 where nothing is; a blind repair estimates it
+                  tokens that is given), 0 where nothing is
     keep_states   keep the text at every step in the result
     """
 

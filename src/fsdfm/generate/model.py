@@ -229,9 +229,10 @@ class LanguageModel:
     ) -> Generation | list[Generation]:
         """Repair a text, or its tokens, or several texts blind; `replaced` says which tokens changed.
 
-        damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
-                  anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
-                  which the model finds the text as noisy as it is (`fsdfm.generate.blind`)
+        damaged   known damage: a bool per token, token positions, or spans (begin, end) of characters; these are
+                  written anew from noise and the rest stands fast. None: blind; so are the tokens that the model finds
+                  surely wrong given all others (`marked`), about one right token in 200 among them
+                  (`fsdfm.generate.blind`)
         options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
                   `SamplerConfig`
         """

@@ -35,7 +35,8 @@ class Request:
     damaged  said to be damaged
     num_bos  1 where the first token begins the document and is no part of the text, else 0
     ends     whether the text may end early, at the end of a document; else that token is not written
-    draft    whether the tokens that are not frozen are a draft to set out from, not gaps to fill: blind repair
+    draft    whether the tokens that are not frozen are a draft to set out from, not gaps to fill
+    blind    whether the model first finds which of the tokens that are not frozen are wrong: blind repair
     copy     numbers several texts of one request
     """
 
@@ -45,6 +46,7 @@ class Request:
     num_bos: int = 0
     ends: bool = False
     draft: bool = False
+    blind: bool = False
     copy: int = 0
 
     def copies(self, num: int) -> list[Request]:
@@ -56,7 +58,8 @@ class Request:
 
         28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block.
         """
-        fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or self.draft]
+        known = self.draft or self.blind
+        fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or known]
         digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
         return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
 
@@ -116,7 +119,7 @@ class PromptEncoder:
     def damaged(
         self, text: str | Sequence[int], damaged: Damage | None = None, *, begin: Begin = "document"
     ) -> Request:
-        """A text to repair: at the damaged places, or blind, where every token may change."""
+        """A text to repair: at the damaged places, or blind, where the model finds them itself."""
         bos = self._bos(begin)
         tokens = self._encode(text, "the text", opening=True) if isinstance(text, str) else self._check(text)
         if damaged is None:
@@ -130,7 +133,7 @@ class PromptEncoder:
             frozen=tuple(frozen),
             damaged=(*[False] * len(bos), *marked),
             num_bos=len(bos),
-            draft=damaged is None,
+            blind=damaged is None,
         )
 
     def _bos(self, begin: Begin) -> list[int]:
@@ -176,7 +179,7 @@ class PromptEncoder:
         else:
             marked = self._mark_spans(tokens, places)  # type: ignore[arg-type]
         if not any(marked):
-            raise ValueError("damaged names no token; leave it out to let every token change")
+            raise ValueError("damaged names no token; leave it out to have the model find them")
         return marked
 
     def _mark_positions(self, num_tokens: int, positions: Sequence[int]) -> list[bool]:
