@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.output import Format, Output, watch
 from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
 from fsdfm.terminal import printable
@@ -24,7 +25,10 @@ __all__ = ["generate", "infill", "repair"]
 class Shared:
     """The options that all three commands have beside those of sampling."""
 
-    model: Annotated[str | None, typer.Option(help="A checkpoint, or a run; else the model that ships.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint, or a run; else the model that ships.", autocompletion=complete_models),
+    ] = None
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Whether the text begins where a document begins.")
