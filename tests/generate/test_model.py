@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fsdfm
-import fsdfm.peers
+import fsdfm.peers  # noqa: F401  (gives their rules their names)
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import RULES, Grid, Independent, Jump, MixturePath, PolynomialSchedule, sample
 from fsdfm.generate import LanguageModel, SamplerConfig

@@ -210,8 +210,8 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             parent,
             tmp_path / "model.bin",
             tmp_path / "llama",
-            tmp_path / out,
-            config,
+            out=tmp_path / out,
+            config=config,
             coder_tokenizer=tmp_path / "tokenizer.bin",
             runtime=runtime,
             console=quiet,
@@ -243,7 +243,7 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             train_silently(recipe, *changes, *child, change, f"out={tmp_path / 'x'}")
     train_silently(recipe, f"out={tmp_path / 'bytes'}")
     with pytest.raises(ValueError, match="has no first token that is given"):
-        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", tmp_path / "x")
+        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", out=tmp_path / "x")
     with pytest.raises(ValueError, match="does not know the token"):
         causal_over(tmp_path / "model.bin", ["<s>", "no such"], tmp_path / "tokenizer.bin")
 

@@ -44,6 +44,7 @@ def bench_train_command(
 
 @app.command("jump")
 def bench_jump_command(
+    *,
     length: Annotated[int, typer.Option(help="Positions.")] = 1024,
     vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 50_257,
     repeats: Annotated[int, typer.Option(help="Interleaved rounds; the median counts.")] = 7,
@@ -77,6 +78,7 @@ def bench_jump_command(
 
 @app.command("serve")
 def bench_serve_command(
+    *,
     model: Annotated[str, typer.Option(help="The model that is served.", autocompletion=complete_models)] = "fewstep",
     seconds: Annotated[float, typer.Option(help="How long the crowd asks.", min=1)] = 60.0,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds of lone and shared texts.", min=1)] = 5,
@@ -99,6 +101,7 @@ def bench_serve_command(
 
 @app.command("generate")
 def bench_generate_command(
+    *,
     preset: Annotated[str, typer.Option(help="The model: tiny, 170m, 1300m, 1700m; its weights are random.")] = "170m",
     length: Annotated[int, typer.Option(help="Tokens of a text.")] = 1024,
     steps: Annotated[int, typer.Option(help="Network calls for a text.")] = 8,

@@ -18,6 +18,7 @@ __all__ = ["evaluate"]
 
 @takes_groups
 def evaluate(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(help="A checkpoint, or a run; else the model that ships.", autocompletion=complete_models),
@@ -79,7 +80,6 @@ def evaluate(
     name: Annotated[str | None, typer.Option(help="What tables call the model; its folder unless said.")] = None,
     batch_size: Annotated[int, typer.Option(help="Samples made at a time; it changes no number.", min=1)] = 16,
     processes: Annotated[int, typer.Option(help="That share the work; it changes no number.", min=1)] = 1,
-    *,
     sampling: SamplingOptions,
     machine: Machine,
 ) -> None:

@@ -22,6 +22,7 @@ _SHORT = ("wght", "avg", "mom", "grad", "gath", "act", "loss", "tchr", "total") 
 
 
 def plan(
+    *,
     recipe: Annotated[
         str,
         typer.Argument(

@@ -37,6 +37,7 @@ def _stoppable(out: Path) -> Iterator[None]:
 
 @app.command()
 def truth(
+    *,
     out: OutOption,
     full: Annotated[bool, typer.Option("--full", help="Every world, method and four seeds: hours, resumable.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
@@ -55,6 +56,7 @@ def truth(
 
 @app.command()
 def checkerboard(
+    *,
     out: OutOption,
     seed: SeedOption = 0,
     samples: Annotated[int, typer.Option(help="Samples in every panel.")] = 6000,
@@ -74,6 +76,7 @@ def checkerboard(
 
 @app.command()
 def sudoku(
+    *,
     out: OutOption,
     quick: Annotated[bool, typer.Option("--quick", help="4 x 4 boards and little training: minutes.")] = False,
     seeds: Annotated[int, typer.Option(help="How often everything is trained anew: what intervals are over.")] = 3,
@@ -100,6 +103,7 @@ def sudoku(
 
 @app.command()
 def defects(
+    *,
     out: OutOption,
     held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
     training: Annotated[str, typer.Option(help="Training text, for copies.")],
@@ -128,6 +132,7 @@ def defects(
 
 @app.command()
 def ablate(
+    *,
     factor: Annotated[
         str, typer.Argument(help="scalar, teacher, weights, source, time, jump or start: one of the paper's tables.")
     ],

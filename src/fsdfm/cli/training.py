@@ -36,6 +36,7 @@ def train(
 
 
 def prepare(
+    *,
     inputs: Annotated[list[str], typer.Argument(help="Text, .jsonl or .parquet files, hf:NAME, or builtin:pydoc.")],
     out: OutOption,
     tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, bpe:SIZE (trained on the text), or a path.")] = "gpt2",
@@ -56,6 +57,7 @@ def prepare(
 
 
 def import_weights(
+    *,
     source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
     out: OutOption,
     format: Annotated[
@@ -120,6 +122,7 @@ def import_weights(
 
 
 def export(
+    *,
     checkpoint: Annotated[
         Path,
         typer.Argument(
@@ -148,6 +151,7 @@ def export(
 
 @takes_groups
 def reflow(
+    *,
     parent: Annotated[
         Path,
         typer.Argument(help="The checkpoint, or run, whose trajectories are kept.", autocompletion=complete_models),
@@ -164,7 +168,6 @@ def reflow(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
-    *,
     sampling: NoiseSamplingOptions,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
@@ -182,5 +185,7 @@ def reflow(
     if corpus is None or coder is None:
         count = make_pairs(parent, out, config, runtime=runtime)
     else:
-        count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
+        count = make_coded_pairs(
+            parent, coder, corpus, out=out, config=config, coder_tokenizer=coder_tokenizer, runtime=runtime
+        )
     say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

@@ -71,11 +71,11 @@ def infill(
 
 @takes_groups
 def repair(
+    *,
     text: Annotated[str, typer.Argument(help="The text to repair; - reads standard input.")],
     damaged: Annotated[list[str] | None, typer.Option(help="Damaged characters, BEGIN:END; may be repeated.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
-    *,
     sampling: SamplingOptions,
     shared: Shared,
     machine: Machine,

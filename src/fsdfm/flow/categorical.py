@@ -278,7 +278,7 @@ def draw(
     buffer = torch.zeros(chunk, num_blocks * _BLOCK, dtype=dtype, device=logits.device)
     drawn = [
         _draw_chunk(
-            _load(buffer, logits, rows, slice(start, start + chunk), forbidden=forbidden, filter=filter),
+            _load(buffer, logits, rows, chunk=slice(start, start + chunk), forbidden=forbidden, filter=filter),
             u[start : start + chunk],
             exclude[start : start + chunk] if exclude is not None else None,
             sums=sums,
@@ -297,7 +297,7 @@ def _are_tokens(tokens: Tensor, vocab_size: int) -> bool:
 
 
 def _load(
-    buffer: Tensor, logits: Tensor, rows: Tensor | None, chunk: slice, *, forbidden: int | None, filter: Filter | None
+    buffer: Tensor, logits: Tensor, rows: Tensor | None, *, chunk: slice, forbidden: int | None, filter: Filter | None
 ) -> Tensor:
     """The unnormalised weights exp(logit - max) of some rows, in the buffer: [n, blocks, _BLOCK], padded with 0."""
     picked = (logits[chunk] if rows is None else logits[rows[chunk]]).to(buffer.dtype)  # before any difference is taken

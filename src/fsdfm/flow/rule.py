@@ -148,11 +148,12 @@ class Jump(StepRule):
         q = -torch.expm1(log_p)
         return torch.where(q > 0, q * self.leave_ratio(q, redraws), 0.0)
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """The uniforms that decide over jumps in a step: float64 [B, length].
 
         bounds   P(candidate) of each step of the trajectory so far, this one last: float64 [B, step+1] or [B, 1]
         """
+        del bounds  # coins that know of no other step
         return noise.uniform(Purpose.COIN, length, step)
 
     def plan(self, state: SamplerState) -> Plan:
@@ -162,7 +163,7 @@ class Jump(StepRule):
         bound = self._bound(state)
         earlier = state.memory.get("bounds")
         bounds = bound[:, None] if earlier is None else torch.cat([earlier, bound[:, None]], -1)
-        coins = self.coins(state.noise, length, state.index, bounds.to(state.noise.samples.device))
+        coins = self.coins(state.noise, length, state.index, bounds=bounds.to(state.noise.samples.device))
         candidate = (coins < bound[:, None].to(coins.device)).to(device) & state.movable()
         return Plan(candidate.flatten().nonzero()[:, 0], coins)
 
@@ -177,14 +178,14 @@ class Jump(StepRule):
         state.memory["bounds"] = bound if earlier is None else torch.cat([earlier, bound], -1)
         u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
         if posterior.joint and self.redraws_candidates:
-            return _redrawn_together(state, plan, posterior, u)
-        return self._moved(state, plan, posterior, u.flatten()[plan.rows.to(u.device)])
+            return _redrawn_together(state, plan, posterior, u=u)
+        return self._moved(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
 
     def _bound(self, state: SamplerState) -> Tensor:
         """P(candidate) of this step: float64 [B]."""
         return -torch.expm1(-self.redraws(state.path.schedule, state.t, state.t_next).expand(len(state.x_t)))
 
-    def _moved(self, state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+    def _moved(self, state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
         """Every candidate leaves or stays, and goes where its own u says."""
         assert plan.coins is not None
         device, length, source = state.x_t.device, state.x_t.shape[1], state.path.source
@@ -327,7 +328,7 @@ class SystematicJump(_PlannedJump):
     mask source, would leave ahead of the schedule (P(left by s) = min(1, A_s) instead of kappa).
     """
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """1 where the position is no candidate, else uniform below the candidate probability."""
         bound = bounds[:, -1:]
         before = bounds[:, :-1].sum(-1, keepdim=True)
@@ -347,7 +348,7 @@ class LowDiscrepancyJump(_PlannedJump):
     rule itself, with every source; only together they are not independent. It is not Markov.
     """
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """1 before a position's first turn, uniform below the candidate probability at it, any uniform after it."""
         bound = bounds[:, -1:]
         begin = 1 - (1 - bounds[:, :-1]).prod(-1, keepdim=True)
@@ -378,7 +379,7 @@ def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor
     return rule.apply(state, rule.plan(state), posterior)
 
 
-def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
     """Candidates take their part of a whole text drawn for their sample."""
     candidate = torch.zeros(state.x_t.numel(), dtype=torch.bool, device=state.x_t.device)
     candidate[plan.rows] = True
@@ -403,8 +404,8 @@ def transition_log_prob(
     logits: Tensor,
     x_t: Tensor,
     x_next: Tensor,
-    redraws: Tensor,
     *,
+    redraws: Tensor,
     jump: Jump,
     path: MixturePath,
     frozen: Tensor | None = None,

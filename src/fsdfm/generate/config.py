@@ -66,7 +66,7 @@ class SamplerConfig:
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            require_whole("steps", self.steps, 1, MAX_STEPS)
+            require_whole("steps", self.steps, 1, high=MAX_STEPS)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
         self.filter()

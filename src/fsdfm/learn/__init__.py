@@ -69,6 +69,6 @@ __all__ = [
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
-register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())  # noqa: ARG005 (one signature for all of its kind)
-register_teacher("none", NoTeacherConfig, lambda config: None)  # noqa: ARG005 (one signature for all of its kind)
+register_objective("next-token", NextTokenConfig, lambda _, __: NextTokenObjective())
+register_teacher("none", NoTeacherConfig, lambda _: None)
 register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)

@@ -42,7 +42,7 @@ class TrainableDenoiser(Protocol):
         """The last linear layer."""
         ...
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor, /) -> Tensor:
         """Features [B, L, C], the head's input."""
         ...
 
@@ -137,6 +137,7 @@ class Objective(Protocol):
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
+        /,
         *,
         training_step: int,
         ema: TrainableDenoiser,

@@ -226,7 +226,7 @@ def hidden_features(judge: TokenJudge) -> Callable[[Sequence[str]], Floats]:
     def embed(texts: Sequence[str]) -> Floats:
         first = [] if judge.bos_id is None else [judge.bos_id]
         rows = [(first + row)[: judge.max_length] for row in judge.encode(texts)]
-        found = [_pool(hidden, row, len(first), judge.device) for row in rows]
+        found = [_pool(hidden, row, len(first), device=judge.device) for row in rows]
         width = max((len(row) for row in found), default=0)
         return np.array([row if len(row) else np.zeros(width) for row in found]).reshape(len(texts), width)
 
@@ -234,7 +234,7 @@ def hidden_features(judge: TokenJudge) -> Callable[[Sequence[str]], Floats]:
 
 
 def _pool(
-    hidden: Callable[[Tensor], Tensor], row: Sequence[int], num_given: int, device: torch.device | str
+    hidden: Callable[[Tensor], Tensor], row: Sequence[int], num_given: int, *, device: torch.device | str
 ) -> npt.NDArray[np.float64]:
     if len(row) <= num_given:
         return np.empty(0)

@@ -164,7 +164,7 @@ class _Run:
             processes.on_rank0(lambda: _own(request, held))
             earlier = processes.on_rank0(lambda: _earlier(request.json))
             compose = _from_model if request.from_samples is None else _from_samples
-            task = compose(request, processes, held, console)
+            task = compose(request, processes, held, console=console)
             report = held.enter_context(_Report(console))
             if earlier is not None:
                 self.known = earlier
@@ -182,7 +182,7 @@ class _Run:
 _Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
 
 
-def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, *, console: Console) -> _Task:
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
     with processes.in_turn():  # the first downloads what is missing, and says what is wrong
         _check_texts(request)
@@ -199,7 +199,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         data = replace(data, second=second, alternative=_alternative(request, reader, options))
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
-        archive = None if file is None else _archive(file, about, data, options, lm=lm)
+        archive = None if file is None else _archive(file, about, data, options=options, lm=lm)
     data = _shared(data, processes)
     _warn(console, data, options)
 
@@ -208,7 +208,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
             bundle,
             data,
             judge,
-            options,
+            options=options,
             about=about,
             runtime=lm.runtime,
             archive=archive,
@@ -278,7 +278,7 @@ def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
-def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:  # noqa: ARG001 (one signature for all of its kind)
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, **_: Console) -> _Task:
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
@@ -295,7 +295,15 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
         about = {"started": _now()}
         return evaluate_samples(
-            archive, data, judge, options, about=about, processes=processes, earlier=earlier, keep=keep, tell=tell
+            archive,
+            data,
+            judge,
+            options=options,
+            about=about,
+            processes=processes,
+            earlier=earlier,
+            keep=keep,
+            tell=tell,
         )
 
     return run
@@ -362,7 +370,7 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
         return Data(features=features, store=store)
     if request.held_out is not None:
         corpus = _corpus((request.held_out,), request, reader.tokenizer, held=held)
-        real = _real_rows(corpus, request, reader, options)
+        real = _real_rows(corpus, request, reader, options=options)
         facts |= {
             "held_out": Path(request.held_out).name,
             "held_out_sha256": _sha256(Path(request.held_out)) or corpus.header.sha256,
@@ -386,7 +394,7 @@ def _shared(data: Data, processes: Processes) -> Data:
     return replace(data, real=real, facts=facts)
 
 
-def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, options: Options) -> TokenRows:
+def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, *, options: Options) -> TokenRows:
     length = options.sampling.length
     rows = cut_rows(corpus.tokens, corpus.starts, length, bos_id=reader.bos_id, begin=request.begin)
     if len(rows) < 2:
@@ -504,7 +512,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options, *, lm: LanguageModel) -> Archive:
+def _archive(file: Path, about: Mapping[str, Any], data: Data, *, options: Options, lm: LanguageModel) -> Archive:
     header = {
         **about,
         "sampler": options.sampling.to_json(),

@@ -197,8 +197,8 @@ def evaluate(
     bundle: Checkpoint,
     data: Data,
     judge: Judge | None,
-    options: Options,
     *,
+    options: Options,
     about: Mapping[str, Any] | None = None,
     runtime: Runtime | None = None,
     archive: Archive | None = None,
@@ -235,7 +235,17 @@ def evaluate(
             "threads": torch.get_num_threads(),
             "processes": processes.count,
         }
-        evaluator = _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell)
+        evaluator = _Evaluator(
+            supply,
+            data,
+            judge,
+            options=options,
+            metrics=metrics,
+            facts=facts,
+            processes=processes,
+            keep=keep,
+            tell=tell,
+        )
         return evaluator.run(options.jobs(), earlier)
 
 
@@ -243,8 +253,8 @@ def evaluate_samples(
     archive: Archive,
     data: Data,
     judge: Judge | None,
-    options: Options,
     *,
+    options: Options,
     about: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
     earlier: Evaluation | None = None,
@@ -267,7 +277,9 @@ def evaluate_samples(
         "data": {**data.facts, "n_real": 0 if supply.real is None else len(supply.real[: options.num])},
         **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
     }
-    return _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell).run(jobs, earlier)
+    return _Evaluator(
+        supply, data, judge, options=options, metrics=metrics, facts=facts, processes=processes, keep=keep, tell=tell
+    ).run(jobs, earlier)
 
 
 def _complete_jobs(archive: Archive, options: Options) -> list[EvaluationJob]:
@@ -323,6 +335,7 @@ class _Evaluator:
         supply: SampleSource,
         data: Data,
         judge: Judge | None,
+        *,
         options: Options,
         metrics: frozenset[str],
         facts: Mapping[str, Any],

@@ -81,11 +81,12 @@ class Task(ABC):
     name: str
 
     @abstractmethod
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], seed: int, /) -> list[Request]:
         """What is asked for as these samples."""
 
     def truth(self, samples: Sequence[int]) -> Tensor | None:
         """What a repair has to bring back: the true rows [B, L]."""
+        del samples  # only a repair has one
         return None
 
 
@@ -96,7 +97,7 @@ class Texts(Task):
     request: Request
     name = "text"
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], _: int, /) -> list[Request]:
         """Copy k of the request."""
         return [replace(self.request, copy=k) for k in samples]
 
@@ -114,7 +115,7 @@ class Continuations(Task):
         """Where the continuation begins."""
         return max(int(self.rows.shape[1]) // 2, self.num_bos)
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], _: int, /) -> list[Request]:
         """The first half of each row as its prompt."""
         length = self.rows.shape[1]
         frozen = (True,) * self.border + (False,) * (length - self.border)
@@ -130,7 +131,7 @@ class Repairs(Task):
     num_bos: int
     name = "repair"
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], seed: int, /) -> list[Request]:
         """Each row with a random half of its tokens marked as damaged."""
         marks = self._damaged(samples, seed)
         return [

@@ -37,7 +37,7 @@ class SampleSource(Protocol):
         """Samples 0 .. num-1 of a kind: text, continuation or repair; a pilot's are not kept."""
         ...
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, batch_size: int, /) -> Bound | None:
         """The likelihood bound on the real rows."""
         ...
 
@@ -94,7 +94,7 @@ class FreshSamples:
             self.tell(name, count, num)
         return Drawn.join(parts)
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, batch_size: int, /) -> Bound | None:
         """Measured now."""
         if self.real is None:
             return None
@@ -146,7 +146,7 @@ class SavedSamples:
         self.reader = Reader(Tokenizer(header["tokenizer"]), header["bos_id"])
         self.border = max(int(header["sampler"]["length"]) // 2, self.reader.lead)
 
-    def draw(self, kind: str, steps: int, *, temperature: float, num: int, pilot: bool = False) -> Drawn:
+    def draw(self, kind: str, steps: int, *, temperature: float, num: int, **_: bool) -> Drawn:
         """What the file has; too few are an error."""
         drawn = self.archive.drawn(kind, steps, temperature=temperature, num=num)
         if drawn is None or len(drawn) < num:
@@ -162,7 +162,7 @@ class SavedSamples:
         kind = {"accuracy": "repair", "continuation": "continuation", "bound": "bound"}.get(metric)
         return kind is None or self.archive.has(kind)
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, _: int, /) -> Bound | None:
         """As it was measured, if it was."""
         found = self.archive.records("bound")
         return Bound(torch.tensor(found[-1]["rows"], dtype=torch.float64), found[-1]["draws"]) if found else None

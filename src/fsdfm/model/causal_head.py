@@ -148,10 +148,10 @@ class CausalHead(JointHead):
         return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
         if len(samples) == 1 and can_loop(self.blocks, posterior.features):
-            return self._settle_one(posterior, samples, u[0], filter)
+            return self._settle_one(posterior, samples, u[0], filter=filter)
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
@@ -177,7 +177,7 @@ class CausalHead(JointHead):
                 window = min(2 * window, _LARGEST_WINDOW) if right >= size - 1 else max(2, min(window, 2 * right + 2))
         return x
 
-    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """One text, position by position: [1, L]."""
         network, held = posterior.network, posterior.held[sample][0].tolist()
         features = posterior.features[posterior.place[sample]]
@@ -260,7 +260,7 @@ class CausalPosterior(Posterior):
         """One text after the other on a CPU, some together elsewhere."""
         together = 1 if self.x_t.device.type == "cpu" else _SAMPLES
         parts = zip(torch.split(samples, together), torch.split(u.to(self.x_t.device), together), strict=True)
-        return torch.cat([self.head.settle(self, own, own_u, filter) for own, own_u in parts])
+        return torch.cat([self.head.settle(self, own, own_u, filter=filter) for own, own_u in parts])
 
     def log_prob(self, x_1: Tensor) -> Tensor:
         """log of the law that is drawn from: free positions given what stands before them."""

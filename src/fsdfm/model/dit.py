@@ -173,7 +173,7 @@ class Reading(JointHead):
         said = independent_posterior(network, x_t, t, h=h, rows=rows)
         return said.changed(reading_hook(self.name), x_t, t=t, t_next=t + h)
 
-    def log_prob(self, network: SplitNetwork, features: Tensor, x_1: Tensor, **_: Any) -> Tensor:
+    def log_prob(self, *_: Any, **__: Any) -> Tensor:
         """Asked for by objectives that train logits of p_{1|t}, which this network has not."""
         raise ValueError(
             f"this network says {self.name}, not p_1|t; train it with the objective that it was trained with"
@@ -251,7 +251,7 @@ class DiT(Network):
         x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
             x = block(x, c, rotary)
-        x = self.blocks[-1](x, conditions[-2], rotary, rows)
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows)
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from rich.console import Console
 
@@ -43,8 +43,12 @@ class ImportConfig:
     system: str | None = None  # whose weights they are, where several peers' look alike
 
 
-Convert = Callable[[Path, Path, ImportConfig, Console], Checkpoint]
-"""(file or folder, out, what the user says, where to speak) -> the checkpoint that is now in `out`."""
+class Convert(Protocol):
+    """(file or folder, out, what the user says, where to speak) -> the checkpoint that is now in `out`."""
+
+    def __call__(self, source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
+        """Read it and write it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def import_weights(
             raise ValueError(
                 f"{option.name.replace('_', '-')} is not used by the format {name} ({chosen.about}); leave it out"
             )
-    return chosen.convert(source, Path(out), config, console or Console(stderr=True))
+    return chosen.convert(source, Path(out), config, console=console or Console(stderr=True))
 
 
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -117,12 +121,12 @@ def _is_torch_file(source: Path) -> bool:
     return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
 
 
-def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:  # noqa: ARG001 (one signature for all of its kind)
+def _from_llama2c(source: Path, out: Path, config: ImportConfig, **_: Console) -> Checkpoint:
     section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
     return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
 
 
-def _from_released(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_released(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_released(
         source,
         out,
@@ -135,7 +139,7 @@ def _from_released(source: Path, out: Path, config: ImportConfig, console: Conso
     )
 
 
-def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_huggingface(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_folder(
         source,
         out,
@@ -147,7 +151,7 @@ def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Co
     )
 
 
-def _from_peer(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_peer(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_peer(
         source,
         out,

@@ -64,8 +64,8 @@ class Timeline:
                 raise ValueError(f"{name} has {len(values)} entries for {len(pieces)} pieces; give one a piece")
             object.__setattr__(self, name, values)
         object.__setattr__(self, "pieces", pieces)
-        for index, token in enumerate(zip(pieces, self.last_changed, self.given, strict=True)):
-            _check_token(index, *token, steps=self.steps)
+        for index, (piece, step, given) in enumerate(zip(pieces, self.last_changed, self.given, strict=True)):
+            _check_token(index, piece, step, given=given, steps=self.steps)
 
     @classmethod
     def of(cls, text: Recorded) -> Timeline:
@@ -114,7 +114,7 @@ def _whole(value: int) -> int:
         raise ValueError(f"last_changed contains {value!r}; steps are whole numbers") from error
 
 
-def _check_token(index: int, piece: str, step: int, given: bool, *, steps: int) -> None:
+def _check_token(index: int, piece: str, step: int, *, given: bool, steps: int) -> None:
     if not isinstance(piece, str):
         raise ValueError(f"piece {index} is {piece!r}; pieces are strings: decode the token ids first")
     if not 0 <= step <= steps:

@@ -91,11 +91,13 @@ class SudokuNumbers:
         rows: list[list[str]] = [["method, rule", *(str(steps) for steps in self.setting.budgets)]]
         for method in self.methods:
             for rule in rules_of(method):
-                cells = [self._written(method.name, rule, steps, difficulty) for steps in self.setting.budgets]
+                cells = [
+                    self._written(method.name, rule, steps, difficulty=difficulty) for steps in self.setting.budgets
+                ]
                 rows.append([f"{method.name}, {rule}", *cells])
         return markdown_table(rows)
 
-    def _written(self, method: str, rule: str, steps: int, difficulty: str) -> str:
+    def _written(self, method: str, rule: str, steps: int, *, difficulty: str) -> str:
         solved, cells = (self.at(method, rule, steps, difficulty=difficulty, what=w) for w in ("solved", "cells"))
         half = (solved.high - solved.low) / 2
         spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""
