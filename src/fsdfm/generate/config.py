@@ -69,6 +69,10 @@ class SamplerConfig:
             require_whole("steps", self.steps, 1, high=MAX_STEPS)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        if not isinstance(self.keep_states, bool):
+            raise ValueError(f"keep_states is {self.keep_states!r:.80}; allowed are True and False")
+        if not isinstance(self.grid, str | Grid):
+            raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
         self.rule()
         self._check_grid()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
@@ -270,14 +270,24 @@ class LanguageModel:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
-    def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:
-        """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> list[Generation]:
+        """Answer any requests, ragged ones too, in their order; those of equal length walk together.
+
+        progress   is told of the steps of the texts on their way: after each, which block it was of how many
+        """
         config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
             walk = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
-            for _ in walk.run():
-                pass
+            for moment in walk.run():
+                if progress is not None:
+                    progress(moment.block + 1, len(walk.blocks))
             answers |= dict(zip(group, walk.results(), strict=True))
         return [answers[index] for index in range(len(requests))]
 

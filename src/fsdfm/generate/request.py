@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -62,6 +62,17 @@ class Request:
         fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or known]
         digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
         return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
+
+
+def _is_whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_place(value: object) -> bool:
+    """Whether this can be a mark, a position or a span."""
+    return isinstance(value, int) or (
+        isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_whole, value))
+    )
 
 
 class PromptEncoder:
@@ -162,6 +173,10 @@ class PromptEncoder:
         return whole[len(line) :] if whole[: len(line)] == line else self.tokenizer.encode(text)
 
     def _check(self, tokens: Sequence[int]) -> list[int]:
+        if not isinstance(tokens, Sequence) or isinstance(tokens, bytes) or not all(map(_is_whole, tokens)):
+            raise ValueError(
+                f"the text is {tokens!r:.80}; allowed are a text, a list of its tokens and a list of texts"
+            )
         if not tokens:
             raise ValueError("the text is empty; give at least one word")
         self._require_room(len(tokens))
@@ -169,6 +184,10 @@ class PromptEncoder:
         return [int(token) for token in tokens]
 
     def _mark(self, tokens: Sequence[int], damaged: Damage) -> list[bool]:
+        if isinstance(damaged, str) or not isinstance(damaged, Iterable) or not all(map(_is_place, damaged)):
+            raise ValueError(
+                f"damaged is {damaged!r:.80}; allowed are a bool per token, token positions, or spans (begin, end)"
+            )
         places = list(damaged)
         if places and all(isinstance(place, bool) for place in places):
             if len(places) != len(tokens):
