@@ -34,6 +34,7 @@ from fsdfm.flow.rule import (
     StepRule,
     SystematicJump,
     advance,
+    find_rule,
     low_discrepancy_turns,
     transition_log_prob,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "crf_posterior",
     "draw",
     "dyadic_step_sizes",
+    "find_rule",
     "generalised_kl",
     "inverse_autoregressive_noise",
     "low_discrepancy_turns",

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,9 @@ __all__ = [
     "StepRule",
     "SystematicJump",
     "advance",
+    "find_rule",
     "low_discrepancy_turns",
+    "scalar_fields",
     "transition_log_prob",
 ]
 
@@ -106,6 +109,14 @@ class StepRule(ABC):
     @abstractmethod
     def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
         """x_{t+h}, int64 [B, L], from the posterior at the rows of the plan."""
+
+    def options(self) -> dict[str, Any]:
+        """What of a rule can be set by name, `find_rule("name:option=value")`, and its present values."""
+        return scalar_fields(self)
+
+    def with_options(self, **options: Any) -> StepRule:
+        """The same rule with some of its options set."""
+        return replace(self, **options)  # type: ignore[type-var]
 
 
 class Jump(StepRule):
@@ -374,6 +385,43 @@ RULES: dict[str, StepRule] = {
     "spaced": LowDiscrepancyJump(ExactJump()),
 }
 """The rules by their names on the command line and in recipes; add your own."""
+
+
+def find_rule(text: str) -> StepRule:
+    """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
+    name, colon, words = text.partition(":")
+    if name not in RULES:
+        raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
+    rule, options = RULES[name], {}
+    for word in words.split(",") if colon else ():
+        option, sign, value = word.partition("=")
+        if option not in rule.options() or not sign:
+            known = ", ".join(rule.options()) or "none"
+            raise ValueError(f"jump is {text!r}; the options of {name} are {known}: write {name}:OPTION=VALUE,...")
+        options[option] = _read_value(value)
+    try:
+        return rule.with_options(**options) if options else rule
+    except TypeError as error:
+        raise ValueError(f"jump is {text!r}; {error}: give numbers where numbers belong") from error
+
+
+def scalar_fields(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold a number, a word, or nothing."""
+    held = {f.name: getattr(item, f.name) for f in fields(item)} if is_dataclass(item) else {}
+    return {name: value for name, value in held.items() if isinstance(value, int | float | str | None)}
+
+
+def _read_value(text: str) -> Any:
+    """none, true, false, a number, or a word."""
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor:
