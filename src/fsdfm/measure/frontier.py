@@ -114,19 +114,22 @@ def _between(x: Floats, y: Floats, at: float) -> float:
     return float(y[a] + (y[b] - y[a]) * (at - x[a]) / (x[b] - x[a]))
 
 
-def frontier_point(metrics: Mapping[str, Measured]) -> tuple[Measured, Measured] | None:
-    """Entropy and perplexity of one row, if it has both and they are finite."""
-    if PERPLEXITY not in metrics or ENTROPY not in metrics:
+def frontier_point(metrics: Mapping[str, Measured], by: str = ENTROPY) -> tuple[Measured, Measured] | None:
+    """Entropy (or another metric that rises with the temperature) and perplexity of one row, if both are finite."""
+    if PERPLEXITY not in metrics or by not in metrics:
         return None
-    entropy, perplexity = metrics[ENTROPY], metrics[PERPLEXITY]
+    entropy, perplexity = metrics[by], metrics[PERPLEXITY]
     finite = math.isfinite(entropy.value) and math.isfinite(perplexity.value) and perplexity.value > 0
     return (entropy, perplexity) if finite else None
 
 
-def frontier_of(rows: Iterable[Row]) -> Frontier:
-    """The frontier of rows of one model and one budget at several temperatures."""
+def frontier_of(rows: Iterable[Row], by: str = ENTROPY) -> Frontier:
+    """The frontier of rows of one model and one budget at several temperatures.
+
+    by   what perplexity is compared at: the entropy, or `distinct_2`, for models that are equally diverse
+    """
     points = sorted(
-        (point for point in (frontier_point(row.metrics) for row in rows) if point is not None),
+        (point for point in (frontier_point(row.metrics, by) for row in rows) if point is not None),
         key=lambda point: point[0].value,
     )
     distinct = [p for n, p in enumerate(points) if n == 0 or p[0].value > points[n - 1][0].value]

@@ -216,7 +216,7 @@ class UniformScoreObjective(ScoreObjective):
     @property
     def network(self) -> Mapping[str, str]:
         """Its outputs are log-scores."""
-        return {"clock": "sigma", "says": "uniform-scores"}
+        return {"clock": "geometric", "says": "uniform-scores"}
 
     def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         t = 1 - _noise_levels(noise, batch, self.shortest)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from fsdfm.config import Recipe, differences, to_toml
 from fsdfm.files import write_json, write_text
-from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
+from fsdfm.learn.journal import JsonLines, ProgressBar
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hook, Hooks, Trainer
 from fsdfm.run.history import read_recipe
+from fsdfm.run.tracking import SafeTracker, open_tracker
 from fsdfm.run.validation import Validation
 from fsdfm.runtime import commit, stop_on_signal, versions
+from fsdfm.show.timeline import Timeline
 
 __all__ = ["Result", "check_same", "describe", "fit"]
 
@@ -28,6 +30,7 @@ _FREE = (
     "train.save_every",
     "train.keep",
     "train.entropy_alarm",
+    "train.tracker",
     "sample.",
     "held_out.",
     "runtime.",
@@ -51,36 +54,42 @@ def describe(out: Path, recipe: Recipe) -> None:
 
 
 class _Journal:
-    """What a run writes down and says: the files of its folder, TensorBoard where it is installed, the bar.
+    """What a run writes down and says: the files of its folder, a tracker where there is one, the bar.
 
     All processes call its methods, since they may share the weights; the first writes.
     """
 
-    def __init__(self, out: Path, bar: ProgressBar, trainer: Trainer):
+    def __init__(self, recipe: Recipe, bar: ProgressBar, trainer: Trainer):
+        out, self.steps = Path(recipe.out), recipe.sample.steps
         self.bar, self.speaks = bar, trainer.processes.is_rank0
         self.metrics, self.samples, self.held_out = (
             JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out")
         )
-        self.board = tensorboard(out / "tensorboard") if self.speaks else None
+        self.tracker: SafeTracker | None = None
         if self.speaks:
             for file in (self.metrics, self.samples, self.held_out):
                 file.rewind(trainer.training_step)
+            self.tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=bar.say)
 
     def report(self, report: Report) -> None:
         """The numbers of a training step."""
         if self.speaks:
             self.metrics.write(report.to_json())
             self.bar.report(report)
-            self._plot(report.training_step, report.scalars())
+            self._track(report.training_step, report.scalars())
 
-    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[str]], steps: int) -> None:
-        """What the averaged weights write in so many calls."""
+    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]]) -> None:
+        """What the averaged weights write."""
         with trainer.runtime.autocast():
-            texts = write_texts(trainer)
+            timelines = write_texts(trainer)
         trainer.runtime.settle(trainer.ema.module)
-        if self.speaks:
-            self.samples.write({"training_step": trainer.training_step, "steps": steps, "texts": texts})
-            self.bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
+        if not self.speaks:
+            return
+        texts = ["".join(timeline.pieces) for timeline in timelines]
+        if self.tracker is not None:
+            self.tracker.show(trainer.training_step, timelines)
+        self.samples.write({"training_step": trainer.training_step, "steps": self.steps, "texts": texts})
+        self.bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
 
     def measure(self, trainer: Trainer, validation: Validation) -> None:
         """The loss on held-out text."""
@@ -88,11 +97,16 @@ class _Journal:
         if self.speaks:
             self.held_out.write(record)
             self.bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
-            self._plot(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+            self._track(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
 
-    def _plot(self, training_step: int, scalars: Mapping[str, float]) -> None:
-        if self.board is not None:
-            self.board(training_step, scalars)
+    def close(self) -> None:
+        """Nothing more is said."""
+        if self.tracker is not None:
+            self.tracker.close()
+
+    def _track(self, training_step: int, scalars: Mapping[str, float]) -> None:
+        if self.tracker is not None:
+            self.tracker.log(training_step, scalars)
 
 
 def fit(
@@ -100,24 +114,25 @@ def fit(
     recipe: Recipe,
     *,
     save: Hook,
-    write_texts: Callable[[Trainer], list[str]] | None,
+    write_texts: Callable[[Trainer], list[Timeline]] | None,
     held_out: Validation | None,
     console: Console,
     others: Sequence[Every] = (),
 ) -> Result:
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
-    out, steps = Path(recipe.out), recipe.sample.steps
+    out = Path(recipe.out)
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
-        journal = _Journal(out, bar, trainer)
+        journal = _Journal(recipe, bar, trainer)
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
         hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
-            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts, steps)))
+            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts)))
         if held_out is not None:
             hooks.append(Every(recipe.held_out.every, lambda trainer: journal.measure(trainer, held_out)))
         trainer.hooks = Hooks(save=save, report=journal.report, others=hooks)
         finished = trainer.fit(stop)
+    journal.close()
     return Result(out, trainer.training_step, finished, speaks=journal.speaks)
 
 
