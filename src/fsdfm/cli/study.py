@@ -139,6 +139,7 @@ def defects(
 @app.command()
 def faults(
     out: OutOption,
+    *,
     full: Annotated[bool, typer.Option("--full", help="Up to 1,024 steps.")] = False,
     workers: WorkersOption = None,
 ) -> None:
@@ -154,6 +155,7 @@ def faults(
 @app.command()
 def compare(
     out: OutOption,
+    *,
     text: Annotated[list[str] | None, typer.Option(help="Text to train on; give it again for more.")] = None,
     held_out: Annotated[str | None, typer.Option(help="Real text that is not trained on.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Little of everything: 20 minutes of two cores.")] = False,

@@ -58,7 +58,7 @@ class SamplerConfig:
     grid          uniform: equal steps in time; kappa: equal steps in kappa; tail: equal steps, and a last call where
                   hardly any noise is left, as some peers spend it; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
-                  tokens that is given), 0 where nothing is; a blind repair estimates it
+                  tokens that is given), 0 where nothing is
     keep_states   keep the text at every step in the result
     """
 
@@ -100,6 +100,10 @@ class SamplerConfig:
         require_whole("seed", self.seed, 0, high=MAX_SEED)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        if not isinstance(self.keep_states, bool):
+            raise ValueError(f"keep_states is {self.keep_states!r:.80}; allowed are True and False")
+        if not isinstance(self.grid, str | Grid):
+            raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
         self.rule()
         self._check_grid()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from fsdfm.learn.journal import JsonLines, ProgressBar
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hook, Hooks, Trainer
 from fsdfm.run.history import read_recipe
-from fsdfm.run.tracking import SafeTracker, open_tracker
+from fsdfm.run.tracking import open_tracker
 from fsdfm.run.validation import Validation
 from fsdfm.runtime import commit, stop_on_signal, versions
 from fsdfm.show.timeline import Timeline
@@ -54,42 +54,42 @@ def describe(out: Path, recipe: Recipe) -> None:
 
 
 class _Journal:
-    """What a run writes down and says: the files of its folder, a tracker where there is one, the bar.
+    """What a run writes down and says: the files of its folder, its tracker, the bar.
 
     All processes call its methods, since they may share the weights; the first writes.
     """
 
     def __init__(self, recipe: Recipe, bar: ProgressBar, trainer: Trainer):
-        out, self.steps = Path(recipe.out), recipe.sample.steps
+        out = Path(recipe.out)
         self.bar, self.speaks = bar, trainer.processes.is_rank0
         self.metrics, self.samples, self.held_out = (
             JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out")
         )
-        self.tracker: SafeTracker | None = None
+        self.tracker = None
         if self.speaks:
+            self.tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=bar.say)
             for file in (self.metrics, self.samples, self.held_out):
                 file.rewind(trainer.training_step)
-            self.tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=bar.say)
 
     def report(self, report: Report) -> None:
         """The numbers of a training step."""
         if self.speaks:
             self.metrics.write(report.to_json())
             self.bar.report(report)
-            self._track(report.training_step, report.scalars())
+            if self.tracker is not None:
+                self.tracker.log(report.training_step, report.scalars())
 
-    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]]) -> None:
-        """What the averaged weights write."""
+    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]], steps: int) -> None:
+        """What the averaged weights write in so many calls."""
         with trainer.runtime.autocast():
             timelines = write_texts(trainer)
         trainer.runtime.settle(trainer.ema.module)
-        if not self.speaks:
-            return
-        texts = ["".join(timeline.pieces) for timeline in timelines]
-        if self.tracker is not None:
-            self.tracker.show(trainer.training_step, timelines)
-        self.samples.write({"training_step": trainer.training_step, "steps": self.steps, "texts": texts})
-        self.bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
+        if self.speaks:
+            texts = ["".join(timeline.pieces) for timeline in timelines]
+            if self.tracker is not None:
+                self.tracker.show(trainer.training_step, timelines)
+            self.samples.write({"training_step": trainer.training_step, "steps": steps, "texts": texts})
+            self.bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
 
     def measure(self, trainer: Trainer, validation: Validation) -> None:
         """The loss on held-out text."""
@@ -97,16 +97,13 @@ class _Journal:
         if self.speaks:
             self.held_out.write(record)
             self.bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
-            self._track(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+            if self.tracker is not None:
+                self.tracker.log(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """The tracker's end."""
         if self.tracker is not None:
             self.tracker.close()
-
-    def _track(self, training_step: int, scalars: Mapping[str, float]) -> None:
-        if self.tracker is not None:
-            self.tracker.log(training_step, scalars)
 
 
 def fit(
@@ -120,19 +117,19 @@ def fit(
     others: Sequence[Every] = (),
 ) -> Result:
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
-    out = Path(recipe.out)
+    out, steps = Path(recipe.out), recipe.sample.steps
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
         journal = _Journal(recipe, bar, trainer)
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
         hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
-            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts)))
+            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts, steps)))
         if held_out is not None:
             hooks.append(Every(recipe.held_out.every, lambda trainer: journal.measure(trainer, held_out)))
         trainer.hooks = Hooks(save=save, report=journal.report, others=hooks)
         finished = trainer.fit(stop)
-    journal.close()
+        journal.close()
     return Result(out, trainer.training_step, finished, speaks=journal.speaks)
 
 

@@ -304,7 +304,7 @@ def _refuse_unsupported(body: CompletionBody) -> None:
 
 
 def _count_given(request: Request) -> int:
-    if request.draft:
+    if request.draft or request.blind:
         return len(request.tokens) - request.num_bos
     return sum(request.frozen) - request.num_bos
 

@@ -119,9 +119,9 @@ class _Ending:
     def __init__(self, rule: StepLaw):
         self.rule = rule
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Any, t_next: Any) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Any, t_next: Any) -> Tensor:
         """The rule's, or at the end plain revealing."""
-        return (Ancestral() if float(t_next) == 1 else self.rule).law(logits, x_t, t, t_next)
+        return (Ancestral() if float(t_next) == 1 else self.rule).law(logits, x_t, t=t, t_next=t_next)
 
 
 def _masked(rule: StepLaw) -> _Error:
@@ -169,7 +169,7 @@ class _DuoStep:
     def __init__(self, mixture: float = 1.0, *, plain: bool = False, greedy: bool = False):
         self.mixture, self.plain, self.greedy = mixture, plain, greedy
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Any, t_next: Any) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Any, t_next: Any) -> Tensor:
         """q_{s|t}, or its mixture with noise put on anew."""
         now, then = (torch.full((len(x_t),), float(time), dtype=torch.float64) for time in (t, t_next))
         theta = (
@@ -230,7 +230,7 @@ def _gamma(own: Literal["one", "network"]) -> _Error:
         place = torch.tensor([(1 - masked) / V] * V + [masked], dtype=torch.float64)
         law = end_law(rule, say, torch.einsum("i,j,k->ijk", place, place, place).flatten(), times=times, states=states)
         last = float(times[-1])
-        law = law @ joint_matrix(rule.last_law(say(last), states, last, last + 0.99e-3))
+        law = law @ joint_matrix(rule.last_law(say(last), states, t=last, t_next=last + 0.99e-3))
         return total_variation(law, world.padded.flatten())
 
     return error
@@ -339,7 +339,7 @@ def _student(world: _World, make: Callable[[Tensor, float, int], Tensor], t: flo
     dt, log_p, states = 0.25, world.say_masked(), world.masked_states
     first = float(make(torch.tensor([t], dtype=torch.float64), dt, 2)[0, 0])
     reveal = min(1.0, dt / max(1e-5, 1 - first))
-    step = Ancestral().law(log_p, states, first, min(1.0, first + dt))
+    step = Ancestral().law(log_p, states, t=first, t_next=min(1.0, first + dt))
     stay = torch.nn.functional.one_hot(states, V + 1).double()
     told = torch.empty_like(log_p)
     for position in range(L):
@@ -360,9 +360,9 @@ def _own_score() -> _Table:
         probs = torch.full((1, 1, tokens + 1), 1 / tokens, dtype=torch.float64).index_fill(-1, x_t[0], 0.0)
         scores = sedd.Absorb().scores(probs, x_t, hybrid.noising.sigma(t)).clamp(min=1e-30)
         head = torch.log(scores) + torch.log(torch.expm1(hybrid.noising.sigma(t))) + math.log(tokens)
-        mended = hdlm.GammaRule(hybrid, "one").weights(head, x_t, t, t + 1 / 1024)[0, 0, -1]
+        mended = hdlm.GammaRule(hybrid, "one").weights(head, x_t, t=t, t_next=t + 1 / 1024)[0, 0, -1]
         head[..., -1] = 0.0
-        released = hdlm.GammaRule(hybrid, "network").weights(head, x_t, t, t + 1 / 1024)[0, 0, -1]
+        released = hdlm.GammaRule(hybrid, "network").weights(head, x_t, t=t, t_next=t + 1 / 1024)[0, 0, -1]
         rows.append([f"{tokens:,} tokens", f"{float(mended):.3f}", f"{float(released):.3f}"])
     return rows
 

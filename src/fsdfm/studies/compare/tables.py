@@ -25,7 +25,7 @@ _DISTANCES = ("energy_style_z", "energy_ngram_z")
 
 def compare_report(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> StudyReport:
     """compare.md and compare.json."""
-    matches = {own: _matched(own, variants, found, setting) for own in (OURS, SHIPPED) if own in found}
+    matches = {own: _matched(own, variants, found, setting=setting) for own in (OURS, SHIPPED) if own in found}
     parts = [
         "# Comparison with the peers",
         "",
@@ -33,7 +33,7 @@ def compare_report(variants: Sequence[SystemRow], found: _Found, setting: Compar
         *_expanded(variants, found, setting),
         *_by_calls(variants, found, setting),
         *_continued(variants, found, setting),
-        *(line for own, each in matches.items() for line in _equal(own, each, variants, setting)),
+        *(line for own, each in matches.items() for line in _equal(own, each, variants, setting=setting)),
         *_controls(found),
     ]
     record = {
@@ -46,7 +46,7 @@ def compare_report(variants: Sequence[SystemRow], found: _Found, setting: Compar
 
 
 def _matched(
-    own: str, variants: Sequence[SystemRow], found: _Found, setting: CompareSetting
+    own: str, variants: Sequence[SystemRow], found: _Found, *, setting: CompareSetting
 ) -> dict[str, list[PeerMatch]]:
     peers = [variant.name for variant in variants if variant.name not in (own, OURS, SHIPPED) and variant.frontier]
     return {peer: [compare_at(found[peer], found[own], calls) for calls in setting.steps] for peer in peers}
@@ -54,10 +54,15 @@ def _matched(
 
 def _about(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     first = found[variants[0].name]
-    trained = f"{setting.train_steps:,} training steps, {setting.tokens:,} tokens each"
+    trained = "Published weights, as they were imported: other data, sizes and tokens for each."
+    if any(variant.model in TRAININGS for variant in variants):
+        trained = (
+            f"Every system is trained for {setting.train_steps:,} training steps, {setting.tokens:,} tokens, from the "
+            "same base on the same text, with its own recipe's learning rate, not tuned further; a distillation spends "
+            "half of its tokens on its teacher."
+        )
     return [
-        f"Every system is trained for {trained}, from the same base on the same text, with its own recipe's learning "
-        f"rate, not tuned further; a distillation spends half of its tokens on its teacher. {setting.num} texts of "
+        f"{trained} {setting.num} texts of "
         f"{setting.length} tokens per row, judge {first.judge.get('name')}, seed {setting.seed}; entropy in bits per "
         f"text. {_FLAG}: entropy or distinct-n leave the band of real text, so the perplexity does not stand alone. z: "
         "distances to real text (style; n-grams) in deviations of real text from itself.",
@@ -75,7 +80,7 @@ def _expanded(variants: Sequence[SystemRow], found: _Found, setting: CompareSett
     for group, title in GROUPS.items():
         members = [variant for variant in variants if variant.group == group]
         rows += [[f"*{title}*", *[""] * (len(head) - 1)]] if members else []
-        rows += [_expanded_row(variant, found[variant.name], calls, setting) for variant in members]
+        rows += [_expanded_row(variant, found[variant.name], calls, setting=setting) for variant in members]
     others = [figure for figure in paper.EXPANDED if figure.variant is None]
     rows += [["*Only the paper's*", *[""] * (len(head) - 1)]]
     rows += [[f.label, f"{1000 * f.size:.0f}", *[""] * 6, f"{f.perplexity:.2f}", f"{f.entropy:.2f}"] for f in others]
@@ -95,7 +100,7 @@ def _real(found: _Found) -> list[str]:
     return [_number(real.get(name), digits) for name, digits in _SHOWN]
 
 
-def _expanded_row(variant: SystemRow, evaluation: Evaluation, calls: int, setting: CompareSetting) -> list[str]:
+def _expanded_row(variant: SystemRow, evaluation: Evaluation, calls: int, *, setting: CompareSetting) -> list[str]:
     row, figure = evaluation.row(calls), paper.paper_figure(variant.name)
     size = float(evaluation.model.get("num_parameters", 0)) / 1e6
     theirs = [_NONE, _NONE] if figure is None else [f"{figure.perplexity:.2f}", f"{figure.entropy:.2f}"]
@@ -212,7 +217,7 @@ def _continuation(row: Row | None) -> str:
 
 
 def _equal(
-    own: str, matches: Mapping[str, Sequence[PeerMatch]], variants: Sequence[SystemRow], setting: CompareSetting
+    own: str, matches: Mapping[str, Sequence[PeerMatch]], variants: Sequence[SystemRow], *, setting: CompareSetting
 ) -> Iterator[str]:
     labels = {variant.name: variant.label for variant in variants}
     yield from (f"## {labels[own]}, at equal entropy and equal diversity", "")
