@@ -222,11 +222,11 @@ def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *
                     if witness is not None and witness.key() not in verdicts.known:
                         waiting.insert(0, witness)
             if copy.edit is None and waiting:
-                _begin(copy, waiting.pop(0), verdicts, seconds)
+                _begin(copy, waiting.pop(0), verdicts, seconds=seconds)
         time.sleep(0.05)
 
 
-def _begin(copy: Copy, edit: Edit, verdicts: Verdicts, seconds: float) -> None:
+def _begin(copy: Copy, edit: Edit, verdicts: Verdicts, *, seconds: float) -> None:
     try:
         copy.start(edit, seconds)
     except (OSError, ValueError) as error:

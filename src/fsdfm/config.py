@@ -90,7 +90,7 @@ class ModelSection:
     """Which network, and where its weights come from: fresh, a parent, or a llama2.c checkpoint."""
 
     architecture: Literal["dit", "causal"] = "dit"  # causal: the baseline and judge, trained on the next token
-    preset: str | None = None  # tiny, 170m, 1300m, 1700m: a size with fresh weights
+    preset: str | None = None  # tiny, stories, 170m, 1300m, 1700m: a size with fresh weights
     parent: str | None = None  # a run or checkpoint to start from
     llama2c: str | None = None  # an autoregressive llama2.c .bin to start from
     llama2c_tokenizer: str | None = None  # its tokenizer.bin; None: it stands behind the weights
@@ -303,7 +303,7 @@ def _override(values: dict[str, Any], override: str) -> str:
 _NAMED_SECTIONS = ("objective.teacher",)  # a bare string is their kind, and `none` is one
 
 
-def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], where: str = "") -> None:
+def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], *, where: str = "") -> None:
     """Drop what a file says of a kind that an override has replaced, where the new kind does not use it."""
     for f in fields(cls):
         registry: Registry | None = f.metadata.get("registry")
@@ -318,7 +318,7 @@ def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], wher
         for key in [key for key in section if here + "kind" in given and key not in known]:
             if not any(name == here + key or name.startswith(f"{here}{key}.") for name in given):
                 del section[key]
-        _drop_replaced(entry.config, section, given, here)
+        _drop_replaced(entry.config, section, given, where=here)
 
 
 def _drop_replaced_flow(values: dict[str, Any], given: set[str]) -> None:

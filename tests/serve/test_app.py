@@ -191,6 +191,8 @@ def test_what_cannot_be_honoured_is_named(live, field, value):
         {"prompt": "a", "top_p": 1.5},
         {"prompt": "a", "start": 1},
         {"prompt": "a", "jump": "high"},
+        {"prompt": "a", "grid": "0,1,0.5"},
+        b'{"prompt": "a", "final_temperature": 1e999}',
         {"prompt": "a", "stop": ["x"] * 5},
         {"prompt": "a", "max_tokens": 10**6},
         {"prompt": "a", "diffusing": True},
@@ -206,6 +208,16 @@ def test_a_bad_body_is_refused_in_openais_envelope(live, body):
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.error["type"] == "invalid_request_error"
     live.idle()
+
+
+def test_a_grid_and_a_final_temperature_are_those_of_the_library(live):
+    options = {"grid": "0,0.25,0.5,1", "temperature": 1.0, "final_temperature": 0.5}
+    alone = live.models["tiny"].generate("abc", length=1 + 3 + 12, seed=7, **options)
+    body = {"prompt": "abc", "max_tokens": 12, "seed": 7, "echo": True, **options}
+    assert live.post("/v1/completions", body).json["choices"][0]["text"] == alone.text
+    long = ",".join(str(k / 1025) for k in range(1026))
+    refused = live.post("/v1/completions", {**body, "grid": long})
+    assert (refused.status, "1025 steps" in refused.error["message"]) == (400, True)
 
 
 def test_an_unknown_model_or_path_is_not_found(live):

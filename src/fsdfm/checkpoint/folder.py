@@ -171,7 +171,7 @@ def save_model(
     folder = Path(folder)
     check_new(folder)
     with _aside(folder) as side:
-        _write_model(side, bundle, dtype, tensors)
+        _write_model(side, bundle, dtype, tensors=tensors)
         _write_checksums(side)
     return folder
 
@@ -204,7 +204,7 @@ def save_checkpoint(
             save_shards(side, tensors, processes)
 
         def write() -> None:
-            _write_model(side, bundle, torch.float32, weights)
+            _write_model(side, bundle, torch.float32, tensors=weights)
             if not sharded:
                 _write_tensors(side / _MOMENTS, tensors, torch.float32)
             _write_text(side / _NUMBERS, json.dumps(dict(numbers), indent=2) + "\n")
@@ -287,17 +287,17 @@ def describe_model(bundle: Checkpoint, dtype: torch.dtype = torch.float32) -> di
 
 
 def _write_model(
-    folder: Path, bundle: Checkpoint, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None
+    folder: Path, bundle: Checkpoint, dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     config = describe_model(bundle, dtype)
-    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors)
+    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors=tensors)
     _write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
     _write_text(folder / _TOKENIZER, bundle.tokenizer.definition)
     _write_text(folder / _CARD, _card(config))
 
 
 def _write_tensors(
-    path: Path, shapes: Mapping[str, Tensor], dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None
+    path: Path, shapes: Mapping[str, Tensor], dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write a safetensors file of the tensors of these shapes, one after the other: a lazy mapping is read once."""
     types = {name: dtype if value.is_floating_point() else value.dtype for name, value in shapes.items()}
@@ -421,7 +421,7 @@ class _StoredTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         with _open_tensors(self._place / _WEIGHTS) as file:
-            return _take(self._place, file, self._stored[name], self._shapes[name])
+            return _take(self._place, file, self._stored[name], shape=self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -439,7 +439,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Te
     path = flow.MixturePath(make_source(config["source"]), make_schedule(config["schedule"]))
     architecture = find_architecture(config.get("architecture", "dit"))
     network = architecture.read({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
-    _check_numbers(place, config, network, path)
+    _check_numbers(place, config, network, path=path)
     with _open_tensors(place / _WEIGHTS) as file:
         stored = {_present_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         names = set(stored)
@@ -520,7 +520,7 @@ def recover(folder: Path) -> tuple[Path | None, list[str]]:
     return place, problems
 
 
-def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901 (one decision per line, read in order)
+def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
     """What is wrong with a checkpoint, or nothing; one of a newer format is an error, not damage.
 
     Only the files named are read, or all of them if there is no name.
@@ -529,17 +529,8 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901
         sums = _read_json(folder / _CHECKSUMS)
         there = [name for name in (_MOMENTS, _NUMBERS, _SHARDS) if (folder / name).exists()]
         for name in (_CONFIG, *(files or {*sums, *there})):
-            path = folder / name
-            if Path(name).name != name or (path.exists() and not path.is_file()):
-                return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
-            if name in (_WEIGHTS, _MOMENTS) and path.stat().st_size > _memory():
-                return f"{path} has {path.stat().st_size} bytes, more than this machine's memory, {_memory()} bytes"
-            if path.stat().st_size != sums[name]["bytes"]:
-                return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']!r:.40}"
-            if path.stat().st_size > _LARGEST_TEXT.get(name, path.stat().st_size):
-                return f"{path} is damaged: it has {path.stat().st_size} bytes; allowed are {_LARGEST_TEXT[name]}"
-            if file_sha256(path) != sums[name]["sha256"]:
-                return f"{path} is damaged: its content is not what was written"
+            if problem := _file_damage(folder, name, sums):
+                return problem
             if name == _CONFIG:
                 _read_config(folder)
     except FileNotFoundError as error:
@@ -548,6 +539,23 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901
         return f"{folder} is damaged: {_CHECKSUMS} cannot be used ({error})"
     except _UnusableError as error:
         return f"{folder} is damaged: {error}"
+    return None
+
+
+def _file_damage(folder: Path, name: str, sums: Mapping[str, Any]) -> str | None:
+    """What is wrong with one file: what it is, then its size, and its content last, which takes longest."""
+    path = folder / name
+    if Path(name).name != name or (path.exists() and not path.is_file()):
+        return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
+    size = path.stat().st_size
+    if name in (_WEIGHTS, _MOMENTS) and size > _memory():
+        return f"{path} has {size} bytes, more than this machine's memory, {_memory()} bytes"
+    if size != sums[name]["bytes"]:
+        return f"{path} is damaged: it has {size} bytes, not {sums[name]['bytes']!r:.40}"
+    if size > _LARGEST_TEXT.get(name, size):
+        return f"{path} is damaged: it has {size} bytes; allowed are {_LARGEST_TEXT[name]}"
+    if file_sha256(path) != sums[name]["sha256"]:
+        return f"{path} is damaged: its content is not what was written"
     return None
 
 
@@ -617,7 +625,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def _take(place: Path, file: Any, name: str, shape: torch.Size) -> Tensor:
+def _take(place: Path, file: Any, name: str, *, shape: torch.Size) -> Tensor:
     """A tensor of the shape and kind that it must have."""
     value: Tensor = file.get_tensor(name)
     if value.shape != shape:
@@ -636,7 +644,7 @@ def _check_names(place: Path, expected: set[str], found: set[str]) -> None:
         )
 
 
-def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, path: flow.MixturePath) -> None:
+def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, *, path: flow.MixturePath) -> None:
     """Raise where the numbers of a config.json could not have been written by `save_model`."""
     budgets, first = config["budgets"], config["bos_id"]
     fits = {

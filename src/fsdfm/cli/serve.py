@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.sampling import Machine, takes_groups
 
 __all__ = ["serve"]
@@ -14,8 +15,10 @@ __all__ = ["serve"]
 
 @takes_groups
 def serve(
+    *,
     model: Annotated[
-        list[str] | None, typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.", autocompletion=complete_models),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: other machines may ask.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
@@ -30,7 +33,6 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds after which a text is given up.")] = 120.0,
     drain: Annotated[float, typer.Option(help="Seconds to finish in when told to stop.")] = 30.0,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
-    *,
     machine: Machine,
 ) -> None:
     """Serve models: OpenAI's completions, infill, repair, streamed states, and a page to play with."""

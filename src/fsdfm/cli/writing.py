@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsdfm.cli.output import Format, Output, watch
+from fsdfm.cli.completion import complete_models
+from fsdfm.cli.output import Format, Output, show_blocks, watch
 from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
+from fsdfm.files import read_text, replace_file
 from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
@@ -24,7 +27,10 @@ __all__ = ["generate", "infill", "repair"]
 class Shared:
     """The options that all three commands have beside those of sampling."""
 
-    model: Annotated[str | None, typer.Option(help="A checkpoint, or a run; else the model that ships.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint, or a run; else the model that ships.", autocompletion=complete_models),
+    ] = None
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Whether the text begins where a document begins.")
@@ -45,7 +51,10 @@ def generate(
     shared: Shared,
     machine: Machine,
 ) -> None:
-    """Write a text, after a prompt or from nothing, in a handful of network calls."""
+    """Write a text, after a prompt or from nothing, in a handful of network calls; fill in a board."""
+    if _is_board_model(shared.model):
+        _fill_board(_read(prompt), shared, sampling)
+        return
     output, lm = _begin(shared, sampling, machine)
     request = lm.encoder.continuation(_read(prompt), suffix, length=length, begin=shared.begin)
     _answer(lm, request, output, shared=shared, sampling=sampling, command="generate")
@@ -67,16 +76,16 @@ def infill(
 
 @takes_groups
 def repair(
+    *,
     text: Annotated[str, typer.Argument(help="The text to repair; - reads standard input.")],
     damaged: Annotated[list[str] | None, typer.Option(help="Damaged characters, BEGIN:END; may be repeated.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
-    *,
     sampling: SamplingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
-    """Repair a text: at places you name, or blind, where every token may change."""
+    """Repair a text: at places you name, or blind, where the model is sure that a token is wrong."""
     if corrupt is not None and damaged:
         raise ValueError("--corrupt damages the text itself; leave --damaged out")
     output, lm = _begin(shared, sampling, machine)
@@ -90,6 +99,42 @@ def repair(
         request = lm.encoder.damaged(corruption.tokens, known, begin=shared.begin)
     results = _answer(lm, request, output, shared=shared, sampling=sampling, command="repair")
     _report_repair(results, corruption)
+
+
+def _is_board_model(folder: str | None) -> bool:
+    """Whether a folder holds a network of `fsdfm study sudoku`; nothing heavy is imported to find out."""
+    try:
+        config = json.loads(read_text(Path(folder or "") / "config.json"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("architecture") == "sudoku"
+
+
+def _fill_board(board: str | None, shared: Shared, sampling: SamplingOptions) -> None:
+    """Let a network of `fsdfm study sudoku` fill in a board; with --out FILE.png a picture of its steps."""
+    from fsdfm.generate import SamplerConfig
+    from fsdfm.studies.sudoku.figure import draw_board_steps
+    from fsdfm.studies.sudoku.model import load_board_model
+
+    if board is None:
+        raise ValueError("this model fills in boards; type one, digits row by row and . for an empty cell")
+    options = sampling.options()
+    rule, steps = options.pop("jump"), sampling.steps or 8
+    used = SamplerConfig(**options)
+    if shared.num > 1 or shared.watch or shared.states or sampling.start is not None or sampling.grid != "uniform":
+        raise ValueError("a board takes --steps, --seed, --jump, --temperature, --top-k, --top-p and --out; no others")
+    output = Output(shared.format, shared.out, num=1, states=False)
+    if output.format not in ("text", "png"):
+        raise ValueError(f"--format is {output.format}; a board is text, or a picture with --out FILE.png")
+    assert shared.model is not None
+    model = load_board_model(shared.model)
+    answer = model.solve(board, steps=steps, rule=str(rule) if rule else None, seed=sampling.seed, filter=used.filter())
+    if output.format == "png":
+        assert output.file is not None
+        replace_file(output.file, lambda file: draw_board_steps(answer).savefig(file, format="png", dpi=150))
+    else:
+        output.write_text(answer.text + "\n")
+    typer.echo(f"{steps} network calls; {'solved' if answer.is_right else 'not a solution'}", err=True)
 
 
 def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
@@ -112,7 +157,8 @@ def _answer(
         stream = lm.stream(request, **options)
         results = [watch(stream, stream.steps)]
     else:
-        results = lm.run(request.copies(shared.num), **options)
+        with show_blocks() as progress:
+            results = lm.run(request.copies(shared.num), progress=progress, **options)
     for sentence in dict.fromkeys([*lm.warnings, *(each for result in results for each in result.warnings)]):
         typer.echo(printable(f"warning: {sentence}"), err=True)
     used = lm.sampler_config(**options)
@@ -128,7 +174,7 @@ def _answer(
 
 def _report_repair(results: Sequence[Generation], corruption: Corruption | None) -> None:
     for result in results:
-        told = f"{sum(result.replaced)} of {len(result.tokens)} tokens replaced"
+        told = f"{sum(result.replaced)} of {len(result.tokens)} tokens replaced, {sum(result.marked)} damaged"
         if corruption is not None:
             share = corruption.recovered(result.tokens)
             told += f"; {share:.0%} of the {sum(corruption.damaged)} corrupted tokens recovered"

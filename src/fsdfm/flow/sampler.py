@@ -132,7 +132,7 @@ class Sampler:
         t_next = self.grid.times[..., index + 1].expand(batch)
         if self.renoise:
             t_back = (t - self.renoise * (t_next - t)).clamp(min=0)
-            renoised = self.path.renoise(x_t, t, t_back, self.noise, step=index)
+            renoised = self.path.renoise(x_t, t, t_back, noise=self.noise, step=index)
             x_t = renoised if self.frozen is None else torch.where(self.frozen, x_t, renoised)
             t = t_back
         return SamplerState(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.data import TrainingBatch
-from fsdfm.learn.objective import Outcome
+from fsdfm.learn.objective import Outcome, UntaughtObjective
 from fsdfm.noise import Noise
 
 __all__ = ["NextTokenConfig", "NextTokenObjective"]
@@ -23,7 +23,7 @@ class NextTokenConfig:
 
 
 @dataclass(frozen=True)
-class NextTokenObjective:
+class NextTokenObjective(UntaughtObjective):
     """-log p(x^i | x^1 .. x^{i-1}) in nats: the mean over samples of the mean over their tokens; the first is given."""
 
     @property
@@ -31,22 +31,7 @@ class NextTokenObjective:
         """There is no time: all is one step."""
         return torch.ones(1, dtype=torch.float64)
 
-    @property
-    def teacher(self) -> None:
-        """Nobody is asked."""
-        return None
-
-    @property
-    def teacher_share(self) -> float:
-        """Of no row."""
-        return 0.0
-
-    @property
-    def validation(self) -> NextTokenObjective:
-        """Itself."""
-        return self
-
-    def __call__(self, model: Any, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any) -> Outcome:
+    def __call__(self, model: Any, batch: TrainingBatch, _: Noise, /, **__: Any) -> Outcome:
         """The loss of a batch for a model with `nll`: int64 [B, L] -> [B, L-1]."""
         nll: Tensor = model.nll(batch.x_1)
         scored = torch.ones_like(nll) if batch.real is None else batch.real[:, 1:].to(nll)

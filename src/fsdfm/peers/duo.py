@@ -29,11 +29,11 @@ from fsdfm.peers.noising import LogLinear, Noising, column
 from fsdfm.peers.transition import masked_law, nucleus
 
 __all__ = [
-    "Ancestral",
     "Divergence",
     "GaussianNoise",
     "Leading",
     "Psi",
+    "UniformAncestral",
     "consistency_loss",
     "diffuse",
     "gaussian_kappa",
@@ -228,7 +228,7 @@ def posterior_law(probs: Tensor, x_t: Tensor, *, kappa_t: Tensor, kappa_next: Te
 
 
 @dataclass(frozen=True)
-class Ancestral:
+class UniformAncestral:
     """Duo's sampler: x_next ~ q_{s|t}(. | x_t, x_theta); `top_p` filters x_theta before."""
 
     noising: Noising = field(default_factory=LogLinear)
@@ -239,7 +239,7 @@ class Ancestral:
         probs = torch.softmax(logits.to(torch.float64), -1)
         return nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         kappa_t, kappa_next = self.noising.kappa(t), self.noising.kappa(t_next)
         return posterior_law(self.probs(logits), x_t, kappa_t=kappa_t, kappa_next=kappa_next)
@@ -261,7 +261,7 @@ class Psi:
         if not 0 <= self.mixture <= 1:
             raise ValueError(f"mixture is {self.mixture}; allowed are 0 <= mixture <= 1, 1 is ancestral sampling")
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         kappa_t, kappa_next = self.noising.kappa(t), self.noising.kappa(t_next)
         then = column(kappa_next)[..., None]
@@ -270,7 +270,7 @@ class Psi:
             fresh = torch.zeros(logits.shape[-1], dtype=torch.float64)
             fresh[-1] = 1
         else:
-            probs = Ancestral(top_p=self.top_p).probs(logits)
+            probs = UniformAncestral(top_p=self.top_p).probs(logits)
             backward = posterior_law(probs, x_t, kappa_t=kappa_t, kappa_next=kappa_next)
             denoised = posterior_law(probs, x_t, kappa_t=kappa_t, kappa_next=torch.ones_like(kappa_t))
             fresh = torch.full((logits.shape[-1],), 1 / logits.shape[-1], dtype=torch.float64)

@@ -13,9 +13,9 @@ reveals everything, so that S steps are S calls and no further one is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from fsdfm.flow import RULES, Grid, Plan, Posterior, SamplerState, StepRule
 from fsdfm.flow.posterior import Denoiser, LogitsFunction, SplitNetwork, posterior_of
 from fsdfm.flow.reading import leave_one_out
+from fsdfm.flow.rule import scalar_fields
 from fsdfm.flow.schedule import Time
 from fsdfm.noise import Purpose
 from fsdfm.peers import duo, hdlm, remdm, sedd
@@ -49,7 +50,7 @@ _ROWS = 64  # whose laws live at a time: float64 [rows, V]
 class StepLaw(Protocol):
     """A sampler's step as transition probabilities."""
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t) of every position: float64 [B, L, V]."""
         ...
 
@@ -80,7 +81,7 @@ class Cached(Counted):
         super().__init__(denoiser)
         self._last: tuple[Tensor, Posterior] | None = None
 
-    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, **_: Tensor | None) -> Posterior:
         """Ask it about every row, or answer as last time."""
         if self._last is None or not torch.equal(self._last[0], x_t):
             self._last = (x_t.clone(), super().posterior(x_t, t, h))
@@ -99,6 +100,14 @@ class LawRule(StepRule):
 
     step: StepLaw = field(default_factory=Ancestral)
     source: Literal["mask", "uniform"] = "mask"
+
+    def options(self) -> dict[str, Any]:
+        """Those of the step: eta, top_p and so on."""
+        return scalar_fields(self.step)
+
+    def with_options(self, **options: Any) -> StepRule:
+        """The rule with another setting of its step."""
+        return replace(self, step=replace(self.step, **options))  # type: ignore[type-var]
 
     def plan(self, state: SamplerState) -> Plan:
         """All rows but the frozen ones: a shown token may be masked again, or replaced."""
@@ -128,9 +137,9 @@ class LawRule(StepRule):
         sample = (rows // state.x_t.shape[1]).to(state.t.device)
         logits, x_t = _filtered(logits, state)[:, None], state.x_t.flatten()[rows][:, None]
         t, t_next = state.t[sample].to(logits.device), state.t_next[sample].to(logits.device)
-        return self._last_or(self.step.law(logits, x_t, t, t_next), logits, x_t, t_next)[:, 0]
+        return self._last_or(self.step.law(logits, x_t, t=t, t_next=t_next), logits, x_t, t_next=t_next)[:, 0]
 
-    def _last_or(self, law: Tensor, logits: Tensor, x_t: Tensor, t_next: Tensor) -> Tensor:
+    def _last_or(self, law: Tensor, logits: Tensor, x_t: Tensor, *, t_next: Tensor) -> Tensor:
         """The law, and in a step that ends at t = 1, where no mask may be left, everything revealed."""
         if self.source != "mask" or not bool((t_next == 1).any()):
             return law
@@ -169,10 +178,10 @@ class ConfidenceRule(LawRule):
             confidence = self.step.start(state.x_t).to(state.x_t.device)
         state.memory["confidence"] = confidence
         x_next = super().apply(state, plan, posterior)
-        state.memory["confidence"] = self._remembered(state, plan, posterior, x_next)
+        state.memory["confidence"] = self._remembered(state, plan, posterior, x_next=x_next)
         return x_next
 
-    def _remembered(self, state: SamplerState, plan: Plan, posterior: Posterior, x_next: Tensor) -> Tensor:
+    def _remembered(self, state: SamplerState, plan: Plan, posterior: Posterior, *, x_next: Tensor) -> Tensor:
         """-p where a token was revealed, -inf where one was masked, elsewhere as before."""
         mask = state.x_t.new_tensor(state.path.source.mask_token)
         x_t, after = state.x_t.flatten(), x_next.flatten()
@@ -195,7 +204,7 @@ class ConfidenceRule(LawRule):
         logits, x_t = _filtered(logits, state)[:, None], state.x_t.flatten()[rows][:, None]
         reveal, remask = (t_next - t) / (1 - t), remdm.rho_max(t, t_next) * share
         law = masked_law(subs(logits, x_t).exp(), x_t, reveal=reveal[:, None], remask=remask[:, None])
-        return self._last_or(law, logits, x_t, t_next)[:, 0]
+        return self._last_or(law, logits, x_t, t_next=t_next)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -210,6 +219,20 @@ class DuoRule(LawRule):
     source: Literal["mask", "uniform"] = "uniform"
     mixture: float = 1.0
     tail: Literal["ancestral", "greedy"] = "ancestral"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mixture <= 1 or self.tail not in ("ancestral", "greedy"):
+            raise ValueError(
+                f"mixture is {self.mixture} and tail {self.tail!r}; allowed are 0 <= mixture <= 1, ancestral and greedy"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Its own."""
+        return {"mixture": self.mixture, "tail": self.tail}
+
+    def with_options(self, **options: Any) -> StepRule:
+        """With its own options set."""
+        return replace(self, **options)
 
     def row_law(self, logits: Tensor, rows: Tensor, state: SamplerState) -> Tensor:
         """q_{s|t} or its mixture, in the path's own schedule; temperature, top-k and top-p act on x_theta."""
@@ -275,5 +298,5 @@ def end_law(rule: StepLaw, say: Callable[[float], Tensor], start: Tensor, *, tim
     """
     law = start.to(torch.float64)
     for t, t_next in pairwise(times.tolist()):
-        law = law @ joint_matrix(rule.law(say(t), states, t, t_next))
+        law = law @ joint_matrix(rule.law(say(t), states, t=t, t_next=t_next))
     return law

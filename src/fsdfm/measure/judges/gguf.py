@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
 
-__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf"]
+__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf", "reading"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -145,7 +146,7 @@ def read_gguf(*parts: str | Path) -> GgufFile:
         num_tensors, num_values = reader.number("Q"), reader.number("Q")
         metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_values)}
         found = [_tensor_entry(reader) for _ in range(num_tensors)]
-        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, 2**20)
+        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, high=2**20)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ValueError(
             f"{path} is no GGUF file of version 2 or 3 that can be read ({error}); get it again"
@@ -158,22 +159,29 @@ def read_gguf(*parts: str | Path) -> GgufFile:
 
 def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.string()
-    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, 8)
+    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, high=8)
     shape = tuple(reader.number("Q") for _ in range(axes))[::-1]  # stored fastest axis first
     return name, shape, reader.number("I"), reader.number("Q")
+
+
+@contextmanager
+def reading(file: GgufFile, kind: str) -> Iterator[None]:
+    """Whatever is wrong with what a file says of a network is one error with its name."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{file.name} is no {kind} network that can be read ({type(error).__name__}: {str(error)[:200]}); "
+            "get it again"
+        ) from error
 
 
 def llama_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A plain Llama network as a judge; `bos_id` replaces the first token that the file names."""
-    try:
+    with reading(file, "Llama"):
         return _llama_judge(file, name, bos_id, device=device)
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{file.name} is no Llama network that can be read ({type(error).__name__}: {str(error)[:200]}); "
-            "get it again"
-        ) from error
 
 
 def _llama_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:
