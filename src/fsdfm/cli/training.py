@@ -160,7 +160,7 @@ def export(
 @takes_groups
 def reflow(
     *,
-    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    parent: Annotated[str, typer.Argument(help="The checkpoint, run or model whose trajectories are kept.")],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
