@@ -8,6 +8,12 @@ A table stands between two comments, a single number inside of a line between tw
 
     ... in 8 calls <!-- number fewstep-8.json 8 token_perplexity -->47.6 [45.9, 49.3]<!-- /number --> against ...
 
+A section of a study's report, which is Markdown already, is taken over as it stands:
+
+    <!-- study sudoku-4x4.md Easy -->
+    (what stands under that heading)
+    <!-- /study -->
+
 Files are looked for in one folder; files of one model, such as fewstep-1.json and fewstep-8.json, are taken as one.
 What stands outside of the marks, or in a block of code, is never touched.
 """
@@ -38,6 +44,7 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
+_STUDY = re.compile(r"(<!-- study (\S+) ([^>]*?) ?-->\n)(.*?)(<!-- /study -->)", re.DOTALL)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL, _ALTERNATIVE = "real", "alternative"
 
@@ -46,6 +53,7 @@ def fill_blocks(text: str, folder: Path) -> str:
     """A document with every marked table and number as the result files in a folder have it."""
 
     def fill(part: str) -> str:
+        part = _STUDY.sub(lambda found: _section(found, folder), part)
         return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), part))
 
     return "".join(part if part.startswith("```") else fill(part) for part in _FENCED.split(text))
@@ -82,6 +90,18 @@ def _table(found: re.Match[str], folder: Path) -> str:
         raise ValueError(f"{names} have no numbers for the table {kind}; measure them, or take the mark out")
     _, _, body = table.to_markdown().partition("\n\n")  # the document has its own heading
     return f"{begin}{body}{end}"
+
+
+def _section(found: re.Match[str], folder: Path) -> str:
+    begin, name, heading, _, end = found.groups()
+    try:
+        report = (folder / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {folder / name}: {error.strerror}; copy the study's report there") from error
+    parts = {head.strip(): body for head, _, body in (part.partition("\n") for part in report.split("\n## ")[1:])}
+    if heading not in parts:
+        raise ValueError(f"{name} has no section {heading!r}; it has {', '.join(parts)}")
+    return f"{begin}{parts[heading].strip()}\n{end}"
 
 
 def _number(found: re.Match[str], folder: Path) -> str:
