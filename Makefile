@@ -57,7 +57,7 @@ bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 # What is measured with is not part of the package: say where it is. The same command resumes; --processes 2 halves it.
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
-NUM ?= 48
+NUM ?= 32
 FEW ?= 8
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt

@@ -45,6 +45,9 @@ def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
     assert found.startswith("# Title\n\nEight calls:")
     assert found.endswith("<!-- /results -->\n\nThe end.\n")
     assert fill_blocks(found, results) == found
+    assert (
+        fill_blocks(DOCUMENT.replace("few-1.json few-8.json", "few*.json"), results).count("| few | 500 / 6.00 |") == 1
+    )
 
 
 def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) -> None:

@@ -14,8 +14,9 @@ A section of a study's report, which is Markdown already, is taken over as it st
     (what stands under that heading)
     <!-- /study -->
 
-Files are looked for in one folder; files of one model, such as fewstep-1.json and fewstep-8.json, are taken as one.
-What stands outside of the marks, or in a block of code, is never touched.
+Files are looked for in one folder, `fewstep*.json` means all of that beginning; files of one model, such as
+fewstep-1.json and fewstep-8.json, are taken as one. What stands outside of the marks, or in a block of code, is never
+touched.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _differs(file: Path, folder: Path) -> bool:
 
 def _table(found: re.Match[str], folder: Path) -> str:
     begin, kind, names, _, end = found.groups()
-    comparison = _comparison([folder / name for name in names.split()])
+    comparison = _comparison([file for name in names.split() for file in _files(folder, name)])
     if kind not in _TABLES:
         raise ValueError(f"the table {kind!r} is not known; allowed are {', '.join(_TABLES)}")
     table = _TABLES[kind](comparison)
@@ -90,6 +91,13 @@ def _table(found: re.Match[str], folder: Path) -> str:
         raise ValueError(f"{names} have no numbers for the table {kind}; measure them, or take the mark out")
     _, _, body = table.to_markdown().partition("\n\n")  # the document has its own heading
     return f"{begin}{body}{end}"
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """The file of a name, or those of a pattern such as fewstep*.json."""
+    if "*" not in name:
+        return [folder / name]
+    return sorted(folder.glob(name))
 
 
 def _section(found: re.Match[str], folder: Path) -> str:
@@ -149,13 +157,13 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
 
 
 def _join(known: Evaluation, later: Evaluation) -> Evaluation:
-    """Two evaluations of one model; the one that says more of real text lends its judge, its real text and facts."""
+    """Two evaluations of one model; the one that says more of real text, or has more of it, lends judge, text and facts."""
     joined = known
     for row in later.rows:
         joined = joined.with_row(_joined(joined, row))
     for row in later.frontier:
         joined = joined.with_frontier(row)
-    main, other = (known, later) if len(known.real) >= len(later.real) else (later, known)
+    main, other = (known, later) if _weight(known) >= _weight(later) else (later, known)
     return replace(
         main,
         rows=joined.rows,
@@ -163,6 +171,10 @@ def _join(known: Evaluation, later: Evaluation) -> Evaluation:
         controls=main.controls or other.controls,
         alternatives=_join_alternatives(main, other),
     )
+
+
+def _weight(evaluation: Evaluation) -> tuple[int, int]:
+    return len(evaluation.real), int(evaluation.facts.get("num_samples") or 0)
 
 
 def _join_alternatives(main: Evaluation, other: Evaluation) -> tuple[Row, ...]:
