@@ -157,7 +157,7 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
 
 
 def _join(known: Evaluation, later: Evaluation) -> Evaluation:
-    """Two evaluations of one model; the one that says more of real text, or has more of it, lends judge, text and facts."""
+    """Two evaluations of one model; the one that says more of real text, or has more, lends judge and facts."""
     joined = known
     for row in later.rows:
         joined = joined.with_row(_joined(joined, row))
