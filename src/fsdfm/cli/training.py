@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models, complete_recipes
 from fsdfm.cli.options import SEPARATOR, OutOption, SeparatorOption, console
 from fsdfm.cli.sampling import NoiseSamplingOptions, takes_groups
 from fsdfm.terminal import say
@@ -16,7 +17,12 @@ __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name, such as tiny-dfm, or the path of a TOML file.", autocompletion=complete_recipes
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
 ) -> None:
     """Train what a recipe says; the same command again resumes it. Ctrl-C saves first."""
@@ -52,8 +58,13 @@ def prepare(
 
 def import_weights(
     *,
-    source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
-    out: OutOption,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of weights, or a model on the hub: owner/name[@revision].", metavar="WEIGHTS"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; imported/NAME unless said.")] = None,
     format: Annotated[
         str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
@@ -105,6 +116,7 @@ def import_weights(
         "system",
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
+    out = out or Path("imported") / Path(source.partition("@")[0]).name
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
@@ -117,7 +129,13 @@ def import_weights(
 
 def export(
     *,
-    checkpoint: Annotated[Path, typer.Argument(help="A run, whose newest checkpoint is taken, or a checkpoint.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.",
+            autocompletion=complete_models,
+        ),
+    ],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
     sampling: Annotated[
@@ -127,8 +145,19 @@ def export(
             "none; may be repeated. As it was unless said."
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
+    ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    if format == "onnx":
+        if half or sampling is not None:
+            raise ValueError("--half and --sampling are not used with --format onnx; leave them out")
+        from fsdfm.adapters.onnx import export_onnx
+
+        return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
+    if format != "checkpoint":
+        raise ValueError(f"--format is {format!r}; allowed are checkpoint and onnx")
     from fsdfm.generate import read_advice
     from fsdfm.run import export as run_export
 
@@ -141,7 +170,10 @@ def export(
 @takes_groups
 def reflow(
     *,
-    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    parent: Annotated[
+        Path,
+        typer.Argument(help="The checkpoint, or run, whose trajectories are kept.", autocompletion=complete_models),
+    ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,

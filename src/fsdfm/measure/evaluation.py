@@ -48,7 +48,7 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
-from fsdfm.terminal import say
+from fsdfm.terminal import draws_bars, say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "parse_steps", "run_evaluation"]
 
@@ -611,7 +611,7 @@ class _Report:
             TimeElapsedColumn(),
         )
         self.progress = Progress(
-            *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
+            *columns, console=console, transient=True, disable=console.quiet or not draws_bars(console)
         )
         self.task: Any = None
         self.told: set[Any] = set()
