@@ -77,7 +77,7 @@ models: $(STAMP) ## parent and child by their recipes, from the files in STORIES
 # What is measured with is not part of the package: say where it is. The same command resumes; --processes 2 halves it.
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
-NUM ?= 48
+NUM ?= 32
 FEW ?= 8
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
