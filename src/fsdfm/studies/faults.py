@@ -101,7 +101,8 @@ class _HybridDenoiser(ExactDenoiser):
         even, mask = torch.zeros(2, V + 1, V + 1, dtype=torch.float64)
         even[:V, :V], mask[-1] = 1 / V, 1
         shown: Tensor = (1 - replaced) * own + replaced * even
-        return masked * mask + (1 - masked) * shown
+        law: Tensor = masked * mask + (1 - masked) * shown
+        return law
 
     def say(self, world: _World, t: float) -> Tensor:
         """log p in every state."""
