@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-fast check format bench measure results docs mutants clean
+.PHONY: help setup demo browser test test-fast check wheel format bench measure results docs docs-version mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,15 +33,19 @@ test: $(STAMP) browser ## all tests with coverage
 test-fast: $(STAMP) ## the fast suite only
 	$(BIN)/pytest --numprocesses auto -m 'not slow'
 
-check: $(STAMP) ## lint, types, import layers, docs build
+check: $(STAMP) ## lint, types, import layers, docs build, the wheel in a clean environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	$(BIN)/python tools/check_wheel.py
 
-mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
-	$(BIN)/python tools/mutants.py
+wheel: $(STAMP) ## build the wheel, check it, and use it in a clean environment
+	$(BIN)/python tools/check_wheel.py
+
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice? JOBS=2: two at a time
+	$(BIN)/python tools/mutants.py --jobs $(or $(JOBS),1)
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
@@ -80,5 +84,9 @@ results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=
 docs: $(STAMP) ## serve the documentation on localhost
 	$(BIN)/mkdocs serve
 
+docs-version: $(STAMP) ## commit the documentation of VERSION=0.1 to the branch gh-pages, beside the earlier ones
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants

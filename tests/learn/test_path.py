@@ -184,3 +184,9 @@ def test_the_mean_is_over_all_scored_positions_not_the_movable_ones():
     assert bool(masked.any())
     assert not bool(masked.all())
     assert torch.allclose(outcome.loss, torch.where(masked, nll, 0.0).sum(1).mean() / LENGTH, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"smallest_h": -31}, {"smallest_h": 1}, {"spaced_share": 1.5}], ids=str)
+def test_keys_out_of_range_are_errors(wrong):
+    with pytest.raises(ValueError, match="allowed are"):
+        path_module.PathConfig(**wrong)

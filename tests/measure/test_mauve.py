@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fsdfm.measure.judges import shuffle_words
-from fsdfm.measure.mauve import compute_mauve, huggingface_features
+from fsdfm.measure.mauve import Mauve, compute_mauve, huggingface_features
 
 pytest.importorskip("mauve", reason="the extra `measure`")
 
@@ -60,3 +60,9 @@ def test_features_that_cannot_be_had(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `judge`")
     with pytest.raises(ValueError, match="cannot be had"):
         huggingface_features(tmp_path)
+
+
+def test_the_ends_of_the_seeds_are_told() -> None:
+    found = Mauve(scores=(0.5, 0.9, 0.7), seeds=(0, 1, 2), num_texts=(10, 10), num_buckets=2)
+    assert (found.low, found.high) == (0.5, 0.9)
+    assert found.mean == pytest.approx(0.7)

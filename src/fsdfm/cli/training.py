@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models, complete_recipes
 from fsdfm.cli.options import SEPARATOR, OutOption, SeparatorOption, console
 from fsdfm.cli.sampling import NoiseSamplingOptions, takes_groups
 from fsdfm.terminal import say
@@ -16,7 +17,12 @@ __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name, such as tiny-dfm, or the path of a TOML file.", autocompletion=complete_recipes
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
 ) -> None:
     """Train what a recipe says; the same command again resumes it. Ctrl-C saves first."""
@@ -124,7 +130,11 @@ def import_weights(
 def export(
     *,
     checkpoint: Annotated[
-        str, typer.Argument(help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.")
+        str,
+        typer.Argument(
+            help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.",
+            autocompletion=complete_models,
+        ),
     ],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
@@ -160,7 +170,10 @@ def export(
 @takes_groups
 def reflow(
     *,
-    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    parent: Annotated[
+        Path,
+        typer.Argument(help="The checkpoint, or run, whose trajectories are kept.", autocompletion=complete_models),
+    ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
@@ -229,9 +229,10 @@ class LanguageModel:
     ) -> Generation | list[Generation]:
         """Repair a text, or its tokens, or several texts blind; `replaced` says which tokens changed.
 
-        damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
-                  anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
-                  which the model finds the text as noisy as it is (`fsdfm.generate.blind`)
+        damaged   known damage: a bool per token, token positions, or spans (begin, end) of characters; these are
+                  written anew from noise and the rest stands fast. None: blind; so are the tokens that the model finds
+                  surely wrong given all others (`marked`), about one right token in 200 among them
+                  (`fsdfm.generate.blind`)
         options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
                   `SamplerConfig`
         """
@@ -269,14 +270,24 @@ class LanguageModel:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
-    def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:
-        """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> list[Generation]:
+        """Answer any requests, ragged ones too, in their order; those of equal length walk together.
+
+        progress   is told of the steps of the texts on their way: after each, which block it was of how many
+        """
         config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
             walk = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
-            for _ in walk.run():
-                pass
+            for moment in walk.run():
+                if progress is not None:
+                    progress(moment.block + 1, len(walk.blocks))
             answers |= dict(zip(group, walk.results(), strict=True))
         return [answers[index] for index in range(len(requests))]
 

@@ -28,7 +28,15 @@ from fsdfm.measure.results import Measured, Row
 from fsdfm.measure.statistics import Interval
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["AtEntropy", "Frontier", "common_entropies", "compare_frontiers", "frontier_of", "frontier_point"]
+__all__ = [
+    "AtEntropy",
+    "Frontier",
+    "common_entropies",
+    "compare_frontiers",
+    "frontier_of",
+    "frontier_point",
+    "mean_frontier",
+]
 
 Floats = npt.NDArray[np.float64]
 PERPLEXITY, ENTROPY = "token_perplexity", "entropy_bits"
@@ -70,6 +78,10 @@ class Frontier:
             if low <= entropy_bits <= high
             else math.nan
         )
+
+    def extended(self, entropy_bits: float) -> float:
+        """f(H) at any entropy; beyond an end of the sweep its last piece goes on."""
+        return _between(self.entropy, self.log_perplexity, entropy_bits)
 
     def excess(self, entropy_bits: float, log_perplexity: float) -> float:
         """log-perplexity - f(H): below 0 is better than this sampler at the temperature of the same entropy."""
@@ -124,6 +136,17 @@ def frontier_of(rows: Iterable[Row], by: str = ENTROPY) -> Frontier:
     columns = [(e.value, math.log(p.value), _sd(e.low, e.high), _sd(_log(p.low), _log(p.high))) for e, p in distinct]
     table = np.array(columns, dtype=np.float64).reshape(len(columns), 4).T
     return Frontier(*table)
+
+
+def mean_frontier(sweeps: Iterable[Sequence[tuple[float, float]]]) -> Frontier:
+    """The frontier of a model over seeds: the mean, temperature by temperature, of their (entropy, log-perplexity).
+
+    Every sweep has the same temperatures in the same order; where one is shorter, what all of them have.
+    """
+    means = sorted(tuple(np.mean(points, 0).tolist()) for points in zip(*sweeps, strict=False))
+    distinct = [p for n, p in enumerate(means) if n == 0 or p[0] > means[n - 1][0]]
+    entropy, level = np.array(distinct, dtype=np.float64).reshape(len(distinct), 2).T
+    return Frontier(entropy, level, np.zeros_like(entropy), np.zeros_like(level))
 
 
 def _log(value: float) -> float:

@@ -244,10 +244,12 @@ class DiT(Network):
         *,
         rows: Tensor | None = None,
         embedded: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
 
         embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
+        keys       which positions are seen at all, bool [B, L]: padding is not; None: all
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
@@ -259,8 +261,8 @@ class DiT(Network):
         rotary = self._rotary(length, x_t.device)
         x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
-            x = block(x, c, rotary)
-        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows)
+            x = block(x, c, rotary, keys=keys)
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, keys=keys)
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]
