@@ -90,7 +90,7 @@ class ModelSection:
     """Which network, and where its weights come from: fresh, a parent, or a llama2.c checkpoint."""
 
     architecture: Literal["dit", "causal"] = "dit"  # causal: the baseline and judge, trained on the next token
-    preset: str | None = None  # tiny, 170m, 1300m, 1700m: a size with fresh weights
+    preset: str | None = None  # tiny, stories, 170m, 1300m, 1700m: a size with fresh weights
     parent: str | None = None  # a run or checkpoint to start from
     llama2c: str | None = None  # an autoregressive llama2.c .bin to start from
     llama2c_tokenizer: str | None = None  # its tokenizer.bin; None: it stands behind the weights

@@ -11,7 +11,9 @@ import torch
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel, SamplerConfig
+from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive
+from fsdfm.measure.evaluation import _largest_common
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
@@ -31,14 +33,18 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr("fsdfm.measure.statistics.RESAMPLES", 100)
 
 
-def judge(seed=0, name="tiny"):
+def judge_model(seed):
     config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
     model = CausalModel(config, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    return causal_judge(model, BYTES, name=name, bos_id=256)
+    return model.eval().requires_grad_(False)
+
+
+def judge(seed=0, name="tiny"):
+    return causal_judge(judge_model(seed), BYTES, name=name, bos_id=256)
 
 
 def real_rows(length=LENGTH):
@@ -87,6 +93,25 @@ def test_an_oracle_repairs_everything_and_continues_as_the_text_does():
         given = row.metrics["continuation_token_perplexity"]
         assert given.value == pytest.approx(found.real["continuation_token_perplexity"].value, rel=1e-6)
         assert given.value != pytest.approx(found.real["token_perplexity"].value, rel=1e-3)
+
+
+def test_brier_is_that_of_two_continuations_of_every_row():
+    """An oracle has 100, and one that knows nothing about 0: it is never right, and never says the same twice."""
+    rows = real_rows()[:6]
+    sure = evaluate(known_bundle(oracle(rows)), Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    assert sure.row(1).metrics["brier_lm"].value == 100.0
+    assert sure.row(1).metrics["brier_lm"].facts == {"contexts": 6, "samples": 2}
+    blank = known_bundle(lambda x_t, _: torch.zeros(*x_t.shape, 257))
+    chance = evaluate(blank, Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    assert chance.row(1).metrics["brier_lm"].value < 5
+
+
+def test_the_alternative_continues_the_same_rows_for_its_brier():
+    rows = real_rows()[:6]
+    alternative = Alternative("ar", judge_model(0))
+    bundle = known_bundle(oracle(rows))
+    found = evaluate(bundle, Data(real=rows, alternative=alternative), None, options(metrics=["brier"], steps=(1,)))
+    assert found.alternatives[0].metrics["brier_lm"].facts["contexts"] == 6
 
 
 def test_a_model_that_knows_nothing_repairs_by_chance():
@@ -431,3 +456,11 @@ def test_samples_behind_a_hole_are_not_taken_for_earlier_ones(tmp_path):
     archive.file.write_bytes(last + b'{"kind": "text", "st')
     Archive.create(tmp_path / "a.jsonl", {}, [])
     assert archive.file.read_bytes() == last  # half a line is cut off, and nothing else
+
+
+def test_stored_samples_are_compared_by_as_many_as_every_row_has():
+    """A row may have been completed later with more; those of the frontier have fewer on purpose and no say."""
+    row = {"place": "rows", "steps": 1, "temperature": 1.0, "matched": None, "num": 8}
+    rows = [row, {**row, "num": 16}, {**row, "steps": 2, "num": 12}, {**row, "place": "frontier", "num": 2}]
+    assert _largest_common(rows) == 12
+    assert _largest_common(rows[3:]) == 2

@@ -185,3 +185,17 @@ def test_a_checkpoint_names_its_network(tmp_path: Path) -> None:
     assert architecture_of(bundle.model.config) == "transformer"
     with pytest.raises(ValueError, match="architecture is 'mamba'; allowed are dit, transformer"):
         find_architecture("mamba")
+
+
+@pytest.mark.parametrize(("source", "shift"), [("uniform", True), ("mixture", False)])
+def test_the_recipe_of_the_guide_trains_it(source: Any, shift: bool, tmp_path: Path) -> None:
+    save_family("smollm2", tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "parent", source=source, shift=shift, length=16)
+    (tmp_path / "text.txt").write_text("a little dog liked to play with a red ball. " * 60)
+    places = [f"out={tmp_path}/run", f"model.parent={tmp_path}/parent", f"data.corpus={tmp_path}/corpus"]
+    small = ["data.max_documents=none", "data.length=16", "data.shortest=8", "train.steps=4", "train.batch_size=4"]
+    small += ["train.accumulate=2", "train.log_every=2", "optim.warmup=1", "runtime.device=cpu", "sample.every=0"]
+    choices = [f"flow.source={source}", "model.open_steps=4"]
+    train_quietly("imported-dfm", *places, f'data.inputs=["{tmp_path}/text.txt"]', *small, *choices)
+    model = load_model(tmp_path / "run").model
+    assert (model.config.next_token, model.config.future) == (shift, 1.0)

@@ -10,7 +10,10 @@ from rich.console import Console
 
 import fsdfm
 from fsdfm.checkpoint import load_model
-from fsdfm.peers.sampling import PEER_RULES
+from fsdfm.generate import SamplerConfig
+from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
+from fsdfm.peers.remdm import Cap
+from fsdfm.peers.sampling import PEER_RULES, DuoRule, LawRule
 from fsdfm.run import ImportConfig, import_weights
 from small_runs import train_quietly, write_recipe
 
@@ -38,7 +41,7 @@ def test_a_recipe_trains_it_and_its_checkpoint_writes(tmp_path, kind):
         "sedd-absorb": ("sigma", "posterior"),
         "hdlm-epsilon": ("none", "posterior"),
         "duo": ("sigma", "leave-one-out"),
-        "sedd-uniform": ("sigma", "uniform-scores"),
+        "sedd-uniform": ("geometric", "uniform-scores"),
     }[kind]
     assert isinstance(said(tmp_path / "run").text, str)
 
@@ -85,12 +88,17 @@ def imported(tmp_path, source, **options):
     return import_weights(source, tmp_path / "out", config, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("system", ["mdlm", "sdtt", "sedd-absorb", "duo"])
+def uniform(system):
+    return system in ("duo", "sedd-uniform")
+
+
+@pytest.mark.parametrize("system", ["mdlm", "sdtt", "sedd-absorb", "sedd-uniform", "duo"])
 def test_published_weights_become_checkpoints_that_write_and_infill(tmp_path, system):
-    model = small_network(vocab_size=258)  # the bytes, the end of a text, and the mask or Duo's padding
+    # the bytes, the end of a text, and the mask or Duo's padding
+    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
     imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
     lm = fsdfm.load(tmp_path / "out", device="cpu")
-    rules = [name for name, rule in PEER_RULES.items() if (rule.source == "uniform") == (system == "duo")]
+    rules = [name for name, rule in PEER_RULES.items() if (rule.source == "uniform") == uniform(system)]
     texts = {name: lm.generate(length=8, steps=3, seed=2, jump=name).text for name in ("exact", *rules)}
     assert all(isinstance(text, str) for text in texts.values())
     assert len(set(texts.values())) > 1
@@ -101,8 +109,55 @@ def test_published_weights_become_checkpoints_that_write_and_infill(tmp_path, sy
     assert bundle.facts["imported"]["group"] == system
     x_t, t = torch.arange(8)[None], torch.tensor([0.25])
     with torch.no_grad():
-        told = {"none": torch.zeros(1), "sigma": -torch.log(0.001 + 0.999 * t)}[bundle.model.config.clock]
-        assert torch.allclose(bundle.model(x_t, t), model(x_t, told)[..., : 257 + (system != "duo")], atol=1e-5)
+        sigmas = {"none": torch.zeros(1), "sigma": -torch.log(0.001 + 0.999 * t), "geometric": -torch.log(t)}
+        told = sigmas[bundle.model.config.clock]
+        assert torch.allclose(bundle.model(x_t, t), model(x_t, told)[..., : 257 + (not uniform(system))], atol=1e-5)
+
+
+def held_out(tmp_path):
+    file = tmp_path / "held.txt"
+    file.write_text("<|endoftext|>".join(f"the {n} cats sat on a mat and saw {n} dogs run" for n in range(40)))
+    return file
+
+
+@pytest.mark.parametrize("system", ["mdlm", "sedd-absorb", "sedd-uniform", "duo"])
+def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system):
+    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
+    imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
+    request = EvaluationRequest(
+        model=str(tmp_path / "out"), held_out=str(held_out(tmp_path)), steps="1,2", num=2, length=16, threads=1
+    )
+    evaluation = run_evaluation(request, console=Console(file=io.StringIO())).evaluation
+    assert [row.facts["calls_made"] for row in evaluation.plain] == [1, 2]
+    assert all(row.metrics["accuracy"].value >= 0 for row in evaluation.plain)
+    assert evaluation.bound.value > 0
+    text = write_recipe(tmp_path, kind=system).read_text()
+    sizes = ("preset", "width", "num_blocks", "num_heads", "cond_width", "tokenizer")
+    (tmp_path / "child.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith(sizes)))
+    flow = [] if uniform(system) else ["flow.source=mask"]
+    train_quietly(
+        str(tmp_path / "child.toml"), f"out={tmp_path / 'child'}", f"model.parent={tmp_path / 'out'}", *flow, *FEW
+    )
+    assert load_model(tmp_path / "child").facts["training_step"] == 2
+
+
+def test_options_of_a_rule_stand_behind_its_name():
+    rule = SamplerConfig(jump="remdm-cap:eta=0.02,top_p=0.9").rule()
+    assert rule == LawRule(Cap(eta=0.02, top_p=0.9))
+    assert SamplerConfig(jump="duo:mixture=0.5").rule() == DuoRule(mixture=0.5)
+    assert SamplerConfig(jump="dream-entropy:alg_temp=0.5,top_p=none").rule().top_p is None
+    named = "llada:order=random,block_length=32"
+    assert SamplerConfig(jump=named).to_json()["jump"] == named
+    for bad, message in (
+        ("remdm-cap:beta=1", "options of remdm-cap are top_p, eta"),
+        ("remdm-cap:eta=2", "eta is 2"),
+        ("remdm-cap:eta=much", "give numbers"),
+        ("exact:eta=1", "options of exact are none"),
+        ("llada:block_calls=1,block_length=4", "allowed is one of them"),
+        ("duo:mixture=2", "mixture is 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SamplerConfig(jump=bad)
 
 
 def test_lightning_files_and_the_choice_of_weights(tmp_path):
@@ -116,7 +171,6 @@ def test_lightning_files_and_the_choice_of_weights(tmp_path):
     ("options", "message"),
     [
         ({"system": "hdlm-gamma"}, "blends the mask"),
-        ({"system": "sedd-uniform"}, "geometric schedule"),
         ({"system": "gpt"}, "allowed are mdlm"),
         ({"weights": "best"}, "allowed are ema and raw"),
     ],
@@ -136,7 +190,7 @@ def test_a_wrong_tokenizer_is_refused(tmp_path):
 
 def test_a_hub_name_without_a_network_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="download config.json and the weights from https://huggingface.co/a/b/tree/c"):
+    with pytest.raises(ValueError, match="connect, or download https://huggingface.co/a/b/tree/c into a folder"):
         imported(tmp_path, "a/b@c")
     with pytest.raises(ValueError, match="owner/name"):
         imported(tmp_path, "absent")

@@ -81,22 +81,28 @@ def sudoku(
     quick: Annotated[bool, typer.Option("--quick", help="4 x 4 boards and little training: minutes.")] = False,
     seeds: Annotated[int, typer.Option(help="How often everything is trained anew: what intervals are over.")] = 3,
     method: Annotated[
-        list[str] | None, typer.Option(help="dfm, mask, path-only, paper, rk2, crf or mask+crf; again for more.")
+        list[str] | None,
+        typer.Option(help="dfm, mask, path-only, paper, rk2, crf, causal or mask+crf; again for more."),
     ] = None,
-    board: Annotated[
-        str | None, typer.Option(help="Let a finished study fill in this board: digits, . for an empty cell.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Network calls for the board.", min=1)] = 8,
+    box: Annotated[int | None, typer.Option(help="Side of a box: 2 is 4 x 4, 3 is 9 x 9. [default: 3]")] = None,
+    train_steps: Annotated[int | None, typer.Option(help="Training steps of a parent. [default: 3000]", min=4)] = None,
+    puzzles: Annotated[int | None, typer.Option(help="Puzzles of every difficulty. [default: 50]", min=1)] = None,
     workers: WorkersOption = None,
 ) -> None:
     """Solve boards whose answers are right or wrong, at several budgets; the same command resumes."""
-    from fsdfm.studies.sudoku import run_sudoku, solve_board
+    from dataclasses import replace
 
-    if board is not None:
-        typer.echo(solve_board(out, board, method=(method or ["dfm"])[0], steps=steps))
-        return
+    from fsdfm.studies.sudoku import BoardSetting, run_sudoku
+
+    size = BoardSetting.quick() if quick else BoardSetting.small() if box == 2 else BoardSetting()
+    size = replace(
+        size,
+        box=box or size.box,
+        train_steps=train_steps or size.train_steps,
+        puzzles=puzzles or size.puzzles,
+    )
     with _stoppable(out):
-        run_sudoku(out, quick=quick, seeds=seeds, methods=tuple(method or ()), workers=workers)
+        run_sudoku(out, seeds=seeds, methods=tuple(method or ()), setting=size, workers=workers)
     typer.echo((out / "sudoku.md").read_text(encoding="utf-8"))
     typer.echo(f"this and its numbers: {out}/sudoku.md, sudoku.json, sudoku.png and board.png", err=True)
 
@@ -128,6 +134,56 @@ def defects(
             workers=workers,
         )
     typer.echo((out / "defects.md").read_text(encoding="utf-8"))
+
+
+@app.command()
+def faults(
+    out: OutOption,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Up to 1,024 steps.")] = False,
+    workers: WorkersOption = None,
+) -> None:
+    """Compute which of the peers' samplers reach the data, and what the originals' faults cost: a minute."""
+    from fsdfm.studies.faults import run_faults
+
+    with _stoppable(out):
+        run_faults(out, full=full, workers=workers)
+    typer.echo((out / "faults.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/faults.md and faults.json", err=True)
+
+
+@app.command()
+def compare(
+    out: OutOption,
+    *,
+    text: Annotated[list[str] | None, typer.Option(help="Text to train on; give it again for more.")] = None,
+    held_out: Annotated[str | None, typer.Option(help="Real text that is not trained on.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Little of everything: 20 minutes of two cores.")] = False,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="SYSTEM=FOLDER, imported weights: only what is named is measured, nothing is trained."),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row of the tables; give it again for more.")] = None,
+    judge: Annotated[str, typer.Option(help="Who scores text, as for fsdfm evaluate.")] = "smollm2",
+    steps: Annotated[str | None, typer.Option(help="Network calls; 1,2,4,8,16,32 unless said.")] = None,
+    train_steps: Annotated[int | None, typer.Option(help="Training steps of every system.")] = None,
+    num: Annotated[int | None, typer.Option(help="Samples per budget and temperature.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a text.")] = None,
+    seed: SeedOption = 0,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    workers: WorkersOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Compare with the peers at equal calls: same base, text and tokens for all; the same command resumes."""
+    given = dict(locals())
+    from fsdfm.studies.compare import CompareRequest, run_compare
+
+    for option in ("text", "weights", "only"):
+        given[option] = tuple(given[option] or ())
+    with _stoppable(out):
+        run_compare(CompareRequest(**given))
+    typer.echo((out / "compare.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/compare.md and compare.json", err=True)
 
 
 @app.command()

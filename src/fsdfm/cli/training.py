@@ -58,8 +58,13 @@ def prepare(
 
 def import_weights(
     *,
-    source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
-    out: OutOption,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of weights, or a model on the hub: owner/name[@revision].", metavar="WEIGHTS"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; imported/NAME unless said.")] = None,
     format: Annotated[
         str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
@@ -111,6 +116,7 @@ def import_weights(
         "system",
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
+    out = out or Path("imported") / Path(source.partition("@")[0]).name
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
@@ -124,9 +130,10 @@ def import_weights(
 def export(
     *,
     checkpoint: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A run, whose newest checkpoint is taken, or a checkpoint.", autocompletion=complete_models
+            help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.",
+            autocompletion=complete_models,
         ),
     ],
     out: OutOption,
@@ -138,8 +145,19 @@ def export(
             "none; may be repeated. As it was unless said."
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
+    ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    if format == "onnx":
+        if half or sampling is not None:
+            raise ValueError("--half and --sampling are not used with --format onnx; leave them out")
+        from fsdfm.adapters.onnx import export_onnx
+
+        return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
+    if format != "checkpoint":
+        raise ValueError(f"--format is {format!r}; allowed are checkpoint and onnx")
     from fsdfm.generate import read_advice
     from fsdfm.run import export as run_export
 

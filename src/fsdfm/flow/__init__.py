@@ -34,12 +34,14 @@ from fsdfm.flow.rule import (
     StepRule,
     SystematicJump,
     advance,
+    find_rule,
     low_discrepancy_turns,
     transition_log_prob,
 )
 from fsdfm.flow.sampler import Question, Sampler, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
+from fsdfm.flow.sweep import Sweep
 
 __all__ = [
     "POLICIES",
@@ -80,6 +82,7 @@ __all__ = [
     "Step",
     "StepRule",
     "StepSizeWeights",
+    "Sweep",
     "SystematicJump",
     "Transitions",
     "UniformSource",
@@ -88,6 +91,7 @@ __all__ = [
     "crf_posterior",
     "draw",
     "dyadic_step_sizes",
+    "find_rule",
     "generalised_kl",
     "inverse_autoregressive_noise",
     "low_discrepancy_turns",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
 
-__all__ = ["CompensatedSums", "Draw", "Filter", "Float64Sums", "Sums", "draw"]
+__all__ = ["CompensatedSums", "Draw", "Filter", "Float64Sums", "RowDraws", "Sums", "draw"]
 
 _BLOCK = 256  # tokens a first-level block
 _BUFFER_CPU = 1 << 20  # entries of the working buffer: 4 MiB of float32 stay in the cache
@@ -62,7 +62,8 @@ class Filter:
     def __call__(self, logits: Tensor) -> Tensor:
         """Filtered logits [N, V] in place: removed tokens become -inf, the likeliest token always stays."""
         if self.temperature != 1:
-            logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)  # in this order it cannot overflow
+            least = torch.finfo(logits.dtype).tiny  # a smaller temperature would be 0, and the likeliest token 0 / 0
+            logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, least))  # so it cannot overflow
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             removed = torch.ones_like(logits, dtype=torch.bool)
             removed.scatter_(-1, logits.topk(self.top_k, dim=-1).indices, False)
@@ -290,6 +291,44 @@ def draw(
         return Draw(empty.to(torch.int64), empty if exclude is not None else None)
     log_p = [part.log_p_excluded for part in drawn if part.log_p_excluded is not None]
     return Draw(torch.cat([part.tokens for part in drawn]), torch.cat(log_p) if log_p else None)
+
+
+class RowDraws:
+    """`draw` for one row after the other of the same width, on a CPU: the same tokens, without checks and allocations.
+
+    draws = RowDraws(vocab_size, filter)
+    token = draws(logits, u)  # logits [1, V] in float32, u a number in (0, 1)
+    """
+
+    def __init__(self, vocab_size: int, filter: Filter | None = None):
+        self.filter = filter
+        self.buffer = torch.zeros(1, -(-vocab_size // _BLOCK) * _BLOCK)
+        self.weights, self.blocks = self.buffer[:, :vocab_size], self.buffer.view(-1, _BLOCK)
+
+    def __call__(self, logits: Tensor, u: float) -> int:
+        """The token v with F(v-1) <= u < F(v)."""
+        logits = logits.float()
+        if self.filter is not None:
+            logits = self.filter(self.weights.copy_(logits))
+        torch.sub(logits, logits.amax(), out=self.weights).exp_()
+        totals = self.blocks.sum(-1, dtype=torch.float64)
+        cumulative = totals.cumsum(0)
+        total = float(cumulative[-1])
+        if not math.isfinite(total):
+            raise ValueError(
+                "a row of logits holds NaN or +inf, or -inf for every token: there is nothing to draw from"
+            )
+        block, target = _find_one(totals, cumulative, u * total)
+        weights = self.blocks[block].to(torch.float64)
+        return block * _BLOCK + _find_one(weights, weights.cumsum(0), target)[0]
+
+
+def _find_one(items: Tensor, cumulative: Tensor, target: float) -> tuple[int, float]:
+    """`_find` of one row: where a sum first exceeds the target there is an item of positive weight."""
+    index = int(torch.searchsorted(cumulative, target, right=True))
+    if index == len(items):
+        index = int((items > 0).nonzero()[-1])
+    return index, target - (float(cumulative[index]) - float(items[index]))
 
 
 def _are_tokens(tokens: Tensor, vocab_size: int) -> bool:

@@ -19,13 +19,16 @@ is infinite, stay = p(x_t), r = 1): the printed rule would force even a certain 
 Since no rule leaves with probability more than 1 - e^-E, which needs no p, a coin u decides in two stages without a
 second random number: a position is a *candidate* if u < 1 - e^-E, and jumps if also u < leave(p). Only candidates
 need their logits. This is the thinning of the paper's rule, and under ExactJump the redraw itself.
+
+Sweeps, which settle positions from left to right, each once and for all, stand in `fsdfm.flow.sweep`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +53,9 @@ __all__ = [
     "StepRule",
     "SystematicJump",
     "advance",
+    "find_rule",
     "low_discrepancy_turns",
+    "scalar_fields",
     "transition_log_prob",
 ]
 
@@ -104,6 +109,14 @@ class StepRule(ABC):
     @abstractmethod
     def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
         """x_{t+h}, int64 [B, L], from the posterior at the rows of the plan."""
+
+    def options(self) -> dict[str, Any]:
+        """What of a rule can be set by name, `find_rule("name:option=value")`, and its present values."""
+        return scalar_fields(self)
+
+    def with_options(self, **options: Any) -> StepRule:
+        """The same rule with some of its options set."""
+        return replace(self, **options)  # type: ignore[type-var]
 
 
 class Jump(StepRule):
@@ -178,7 +191,7 @@ class Jump(StepRule):
         state.memory["bounds"] = bound if earlier is None else torch.cat([earlier, bound], -1)
         u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
         if posterior.joint and self.redraws_candidates:
-            return _redrawn_together(state, plan, posterior, u=u)
+            return redrawn_together(state, plan, posterior, u=u)
         return self._moved(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
 
     def _bound(self, state: SamplerState) -> Tensor:
@@ -193,7 +206,7 @@ class Jump(StepRule):
         rows, current = plan.rows, state.x_t.flatten()[plan.rows]
         tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
         for part, tile, own in posterior.marginals(rows):
-            _check_width(tile, source)
+            check_width(tile, source)
             drawn = draw(
                 tile, u[part], rows=own, exclude=current[part], forbidden=source.mask_token, filter=state.filter
             )
@@ -374,12 +387,49 @@ RULES: dict[str, StepRule] = {
 """The rules by their names on the command line and in recipes; add your own."""
 
 
+def find_rule(text: str) -> StepRule:
+    """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
+    name, colon, words = text.partition(":")
+    if name not in RULES:
+        raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
+    rule, options = RULES[name], {}
+    for word in words.split(",") if colon else ():
+        option, sign, value = word.partition("=")
+        if option not in rule.options() or not sign:
+            known = ", ".join(rule.options()) or "none"
+            raise ValueError(f"jump is {text!r}; the options of {name} are {known}: write {name}:OPTION=VALUE,...")
+        options[option] = _read_value(value)
+    try:
+        return rule.with_options(**options) if options else rule
+    except TypeError as error:
+        raise ValueError(f"jump is {text!r}; {error}: give numbers where numbers belong") from error
+
+
+def scalar_fields(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold a number, a word, or nothing."""
+    held = {f.name: getattr(item, f.name) for f in fields(item)} if is_dataclass(item) else {}
+    return {name: value for name, value in held.items() if isinstance(value, int | float | str | None)}
+
+
+def _read_value(text: str) -> Any:
+    """none, true, false, a number, or a word."""
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
 def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor:
     """One step with a posterior that is there already: x_{t+h}, int64 [B, L]."""
     return rule.apply(state, rule.plan(state), posterior)
 
 
-def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
+def redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
     """Candidates take their part of a whole text drawn for their sample."""
     candidate = torch.zeros(state.x_t.numel(), dtype=torch.bool, device=state.x_t.device)
     candidate[plan.rows] = True
@@ -392,7 +442,7 @@ def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, 
     return x_next
 
 
-def _check_width(logits: Tensor, source: Source) -> None:
+def check_width(logits: Tensor, source: Source) -> None:
     if logits.shape[-1] != source.vocab_size:
         mask = "" if source.mask_token is None else ", the mask token included"
         raise ValueError(
@@ -421,7 +471,7 @@ def transition_log_prob(
     """
     if not jump.markov:
         raise ValueError(f"{jump} is not Markov: its steps have no log-probability; use {ExactJump()} for that")
-    _check_width(logits, path.source)
+    check_width(logits, path.source)
     shaped = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     if path.source.mask_token is not None or filter is not None:
         shaped = shaped.clone()

@@ -195,14 +195,15 @@ class GenerationRun:
             hook=self._hook(rows, columns, extra),
         )
         while not sampler.done:
-            step = sampler.answer(_answered((yield sampler.question())))
+            question = sampler.question()
+            self.calls[rows] += _asked(question)
+            step = sampler.answer(_answered((yield question)))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
             changed[:, columns] = step.jumps[:, extra:].cpu()
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
             yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed))
-        self.calls[rows] += self.steps
         self.num_blocks[rows] += 1
 
     # --- blind repair -------------------------------------------------------------------------------------------------
@@ -382,6 +383,14 @@ class GenerationRun:
 def _prepend(values: Tensor, extra: int, value: int | bool | None) -> Tensor:
     """A column of `value` before the others, if there is one extra."""
     return values if not extra else torch.cat([torch.full_like(values[:, :1], value), values], 1)  # type: ignore[arg-type]
+
+
+def _asked(question: Question) -> Tensor:
+    """Whether a question is about each of its texts, 1 or 0: one that nothing is asked about needs no call; [n]."""
+    count, length = question.x_t.shape
+    if question.rows is None:
+        return torch.ones(count, dtype=torch.int64)
+    return torch.bincount(question.rows.cpu() // length, minlength=count).clamp(max=1)
 
 
 def _answered(posterior: Posterior | None) -> Posterior:

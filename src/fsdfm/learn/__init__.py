@@ -27,6 +27,13 @@ from fsdfm.learn.path import (
     TimeGrid,
     make_path_objective,
 )
+from fsdfm.learn.sweep import (
+    AutoregressiveConfig,
+    AutoregressiveTeacher,
+    SweepConfig,
+    SweepObjective,
+    make_sweep_objective,
+)
 from fsdfm.learn.teacher import (
     TABLEAUS,
     NoTeacherConfig,
@@ -41,6 +48,8 @@ __all__ = [
     "OBJECTIVES",
     "TABLEAUS",
     "TEACHERS",
+    "AutoregressiveConfig",
+    "AutoregressiveTeacher",
     "CrossEntropy",
     "FewStepConfig",
     "FewStepObjective",
@@ -58,6 +67,8 @@ __all__ = [
     "ShortcutConfig",
     "ShortcutTeacher",
     "Stage",
+    "SweepConfig",
+    "SweepObjective",
     "Tableau",
     "Target",
     "Teacher",
@@ -69,6 +80,7 @@ __all__ = [
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("sweep", SweepConfig, make_sweep_objective)
 register_objective("next-token", NextTokenConfig, lambda _, __: NextTokenObjective())
 register_teacher("none", NoTeacherConfig, lambda _: None)
 register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -23,12 +23,14 @@ from fsdfm.noise import Noise
 __all__ = [
     "OBJECTIVES",
     "TEACHERS",
+    "Asked",
     "Objective",
     "Outcome",
     "SectionConfig",
     "Target",
     "Teacher",
     "TrainableDenoiser",
+    "UntaughtObjective",
     "register_objective",
     "register_teacher",
 ]
@@ -59,8 +61,8 @@ class Target(Protocol):
         ...
 
 
-class Teacher(Protocol):
-    """Says what a step of size h from x_t should do."""
+class Asked(Protocol):
+    """What an objective says of its teacher: who it is, how often and from which step size on it is asked."""
 
     @property
     def calls(self) -> int:
@@ -78,9 +80,13 @@ class Teacher(Protocol):
         ...
 
     @property
-    def network(self) -> Literal["ema", "student", "parent"]:
-        """Who is asked: the averaged weights, the student without dropout, or the frozen parent of the run."""
+    def network(self) -> Literal["ema", "student", "parent", "autoregressive"]:
+        """Who is asked: the averaged weights, the student without dropout, the frozen parent, or another's model."""
         ...
+
+
+class Teacher(Asked, Protocol):
+    """Says what a step of size h from x_t should do."""
 
     def target(
         self,
@@ -118,7 +124,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def teacher(self) -> Teacher | None:
+    def teacher(self) -> Asked | None:
         """Who is asked about large steps, if anybody."""
         ...
 
@@ -144,6 +150,25 @@ class Objective(Protocol):
     ) -> Outcome:
         """The loss of a batch; `ema` is the network that a teacher asks."""
         ...
+
+
+class UntaughtObjective:
+    """What most objectives say: nobody is asked, and held-out text has the same loss. A subclass may say otherwise."""
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Nobody is asked."""
+        return None
+
+    @property
+    def teacher_share(self) -> float:
+        """Of the rows, all or none."""
+        return 0.0 if self.teacher is None else 1.0
+
+    @property
+    def validation(self) -> Objective:
+        """Itself."""
+        return cast(Objective, self)
 
 
 class SectionConfig(Protocol):

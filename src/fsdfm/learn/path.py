@@ -17,7 +17,7 @@ from fsdfm.flow import MixturePath, generalised_kl, low_discrepancy_turns
 from fsdfm.flow.posterior import without_token
 from fsdfm.learn.likelihood import is_joint, joint_loss
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
-from fsdfm.learn.objective import Outcome, TrainableDenoiser
+from fsdfm.learn.objective import Outcome, TrainableDenoiser, UntaughtObjective
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [
@@ -236,7 +236,7 @@ def mean_by_sample(per_row: Tensor, rows: NoisedRows, batch: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PathObjective:
+class PathObjective(UntaughtObjective):
     """Pre-training: the path loss at small steps of size h, t drawn from the time grid."""
 
     path: MixturePath
@@ -250,21 +250,6 @@ class PathObjective:
     def step_sizes(self) -> Tensor:
         """The one step size."""
         return torch.tensor([self.h], dtype=torch.float64)
-
-    @property
-    def teacher(self) -> None:
-        """Nobody is asked."""
-        return None
-
-    @property
-    def teacher_share(self) -> float:
-        """Of no row."""
-        return 0.0
-
-    @property
-    def validation(self) -> PathObjective:
-        """Itself."""
-        return self
 
     def __call__(
         self,

@@ -7,13 +7,14 @@ another number of processes. Every process runs this loop on its rows; what they
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,16 @@ from fsdfm.data import TrainingBatch
 from fsdfm.learn.objective import Objective, Outcome, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser
 from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
+from fsdfm.model import CausalModel
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
 __all__ = ["Every", "Feed", "Hooks", "Trainer", "TrainerConfig", "TrainingState"]
 
 _REFERENCE_BATCHES = 4
+
+
+TRACKER_NAMES = ("auto", "none", "tensorboard", "trackio", "wandb")  # what they mean: fsdfm.run.tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,9 @@ class TrainerConfig:
     log_every: int = 100  # training steps between two reports
     save_every: int = 1000  # training steps between two checkpoints
     keep: int = 2  # checkpoints kept
+    tracker: str = (
+        "auto"  # where numbers and texts go, too: none, tensorboard, trackio, wandb; auto: TensorBoard, if any
+    )
     entropy_alarm: float = 0.8  # warn when targets fall below this share of the student's entropy at the start
 
     def __post_init__(self) -> None:
@@ -49,6 +57,8 @@ class TrainerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are whole numbers >= 1")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate is {self.accumulate}; allowed are divisors of batch_size = {self.batch_size}")
+        if self.tracker not in TRACKER_NAMES:
+            raise ValueError(f"tracker is {self.tracker!r}; allowed are {', '.join(TRACKER_NAMES)}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; allowed are 0 <= seed < 2**63")
 
@@ -62,7 +72,7 @@ class TrainingState:
     """What a run needs beyond its averaged weights to go on: tensors by name, and plain numbers."""
 
     tensors: dict[str, Tensor]
-    numbers: dict[str, float | int | None]
+    numbers: dict[str, Any]
 
 
 class Hook(Protocol):
@@ -109,19 +119,19 @@ class Trainer:
         ema: EMA,
         runtime: Runtime,
         config: TrainerConfig,
-        teacher: TrainableDenoiser | None = None,
+        teacher: TrainableDenoiser | CausalModel | None = None,
         hooks: Hooks | None = None,
     ):
         self.model, self.objective, self.feed = model, objective, feed
         self.optimiser, self.ema, self.runtime, self.config = optimiser, ema, runtime, config
-        self.teacher: TrainableDenoiser = ema.module if teacher is None else teacher  # type: ignore[assignment]
+        self.teacher: Any = ema.module if teacher is None else teacher
         self.hooks = hooks or Hooks()
         self.processes, self.student = runtime.processes, runtime.student(model)
         self.alarm = EntropyAlarm(config.entropy_alarm)
         self.training_step = self.next_sample = self.tokens = 0
         self.last_loss = math.nan
         self._saved_step = -1
-        self._tally, self._seconds = Tally(), 0.0
+        self._tally = Tally()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +145,7 @@ class Trainer:
                 return False
             started = time.perf_counter()
             self._train_step(portions)
-            self._seconds += time.perf_counter() - started
+            self._tally.seconds += time.perf_counter() - started
             self._between_steps()
         self._save()
         return True
@@ -157,8 +167,7 @@ class Trainer:
         self.optimiser.step(self.training_step)
         self.runtime.settle(self.model, self.ema.module)
         self.ema.update(self.model, self.training_step)
-        self._tally.norms.append(norm)
-        self._tally.steps += 1
+        self._tally.add_step(norm)
         self.last_loss = sum(losses) / len(losses)
         self.tokens += self.processes.count * sum(part.x_1.numel() for part in seen)
         self.training_step += 1
@@ -212,8 +221,8 @@ class Trainer:
     # --- what it says -------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        tally, seconds = self._joined(self._tally), max(self._seconds, 1e-9)
-        self._tally, self._seconds = Tally(), 0.0
+        tally = self._joined(self._tally)
+        self._tally, seconds = Tally(), max(tally.seconds, 1e-9)
         if not tally.steps:
             return
         means = tally.means()
@@ -221,7 +230,7 @@ class Trainer:
             training_step=self.training_step,
             loss=means["loss"],
             learning_rate=self.optimiser.learning_rate(self.training_step - 1),
-            grad_norm=sum(tally.norms) / len(tally.norms),
+            grad_norm=tally.norms / tally.steps,
             tokens=self.tokens,
             tokens_per_second=tally.tokens / seconds,
             seconds_left=(self.config.steps - self.training_step) * seconds / tally.steps,
@@ -267,11 +276,12 @@ class Trainer:
         self.runtime.settle(self.model, self.ema.module)
         weights = _over("model.", self.model.state_dict())
         moments = _over("optimiser.", self.optimiser.state())
-        numbers: dict[str, float | int | None] = {
+        numbers: dict[str, Any] = {
             "training_step": self.training_step,
             "next_sample": self.next_sample,
             "tokens": self.tokens,
             "entropy_reference": self.alarm.reference,
+            "since_report": self._joined(copy.deepcopy(self._tally)).to_json(),
         }
         return TrainingState({**weights, **moments}, numbers)
 
@@ -291,6 +301,8 @@ class Trainer:
         self.training_step = self._saved_step = int(numbers["training_step"] or 0)
         self.next_sample, self.tokens = int(numbers["next_sample"] or 0), int(numbers["tokens"] or 0)
         self.alarm.reference = numbers["entropy_reference"]
+        if "since_report" in numbers:  # not in a state of an earlier version
+            self._tally = Tally.from_json(numbers["since_report"], whole=self.processes.is_rank0)
 
 
 def _over(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,14 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fsdfm import data as texts
-from fsdfm.checkpoint import Checkpoint, describe_model
+from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
+from fsdfm.measure.distances import hidden_features, trunk_features
 from fsdfm.measure.evaluator import Data, Keep, MatchTarget, Options, evaluate, evaluate_samples
-from fsdfm.measure.judges import Judge, make_judge
+from fsdfm.measure.evidence import TextFeatures
+from fsdfm.measure.judges import Judge, TokenJudge, make_judge
 from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
@@ -46,7 +48,7 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
-from fsdfm.terminal import say
+from fsdfm.terminal import draws_bars, say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "parse_steps", "run_evaluation"]
 
@@ -88,6 +90,7 @@ class EvaluationRequest:
     start: float | None = None
     metrics: str | None = None
     mauve: str | None = None
+    features: str | None = None
     matched: tuple[str, ...] = ()
     frontier: str | None = None
     controls: bool = True
@@ -196,7 +199,12 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         judge, second = _judges(request, lm.runtime.device)
-        data = replace(data, second=second, alternative=_alternative(request, reader, options))
+        data = replace(
+            data,
+            second=second,
+            alternative=_alternative(request, reader, options),
+            distances=_distance_features(request, judge, data.features),
+        )
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
         archive = None if file is None else _archive(file, about, data, options=options, lm=lm)
@@ -289,7 +297,7 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
         judge, second = _judges(request, runtime.device)
-        data = replace(data, second=second)
+        data = replace(data, second=second, distances=_distance_features(request, judge, data.features))
     data = _shared(data, processes)
 
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
@@ -385,7 +393,9 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
         }
     if features is not None:
         facts["mauve_features"] = request.mauve
-    return Data(real, training, features, facts, store)
+    if request.features is not None:
+        facts["distance_features"] = request.features
+    return Data(real, training, features, facts=facts, store=store)
 
 
 def _shared(data: Data, processes: Processes) -> Data:
@@ -425,6 +435,24 @@ def _corpus(
 
 def _features(name: str) -> Features:
     return minilm_features() if name == "minilm" else huggingface_features(name)
+
+
+def _distance_features(
+    request: EvaluationRequest, judge: Judge | None, meaning: Features | None
+) -> dict[str, TextFeatures]:
+    """What --features names, and the features of MAUVE."""
+    found: dict[str, TextFeatures] = {} if meaning is None else {"meaning": meaning}
+    for name in filter(None, (request.features or "").split(",")):
+        kind, _, model = name.strip().partition(":")
+        if kind == "judge":
+            if not isinstance(judge, TokenJudge):
+                raise ValueError("--features judge needs the judge whose hidden states they are: --judge")
+            found["judge"] = hidden_features(judge)
+        elif kind == "trunk":
+            found["trunk"] = trunk_features(load_model(find_model(model or "parent")))
+        else:
+            raise ValueError(f"--features holds {name!r}; allowed are judge, trunk (of the parent) and trunk:MODEL")
+    return found
 
 
 def _target(text: str, length: int) -> MatchTarget:
@@ -583,7 +611,7 @@ class _Report:
             TimeElapsedColumn(),
         )
         self.progress = Progress(
-            *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
+            *columns, console=console, transient=True, disable=console.quiet or not draws_bars(console)
         )
         self.task: Any = None
         self.told: set[Any] = set()

@@ -25,7 +25,7 @@ from fsdfm.measure.metrics import EntropyMeter, token_accuracy
 from fsdfm.measure.rows import TokenRows
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["Continuations", "Drawn", "Repairs", "SamplingPlan", "Task", "TaskSampler", "Texts"]
+__all__ = ["Continuations", "Drawn", "Repairs", "SamplingPlan", "Task", "TaskSampler", "Texts", "read_clock"]
 
 _SHORTEST = 8  # tokens: below, n-grams say nothing
 _LONG = 64  # steps of a text that takes so long that it is kept as soon as it is there
@@ -105,10 +105,11 @@ class Texts(Task):
 
 @dataclass(frozen=True)
 class Continuations(Task):
-    """The second half of real rows, the first half given."""
+    """The second half of real rows, the first half given; another `copy` has noise of its own."""
 
     rows: TokenRows
     num_bos: int
+    copy: int = 0
     name = "continuation"
 
     @property
@@ -121,7 +122,8 @@ class Continuations(Task):
         length = self.rows.shape[1]
         frozen = (True,) * self.border + (False,) * (length - self.border)
         rows = (tuple(self.rows[k].tolist()) for k in samples)
-        return [Request(tokens=row, frozen=frozen, num_bos=self.num_bos, ends=True) for row in rows]
+        given = {"frozen": frozen, "num_bos": self.num_bos, "ends": True, "copy": self.copy}
+        return [Request(tokens=row, **given) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,10 @@ class Drawn:
     """N samples and what was noted on their way.
 
     tokens    [N, L]
-    columns   numbers [N] by name: `jumps` (changes of positions), `free` (positions not given), `bits` and `logits`
-              (summed entropy and number of the model's distributions), `seconds`; of repairs also `hits` and
-              `argmax_hits` among the free positions: the last step's draws, and its likeliest tokens in their place
+    columns   numbers [N] by name: `jumps` (changes of positions), `calls` (of the network, as made), `free` (positions
+              not given), `bits` and `logits` (summed entropy and number of the model's distributions), `seconds`; of
+              repairs also `hits` and `argmax_hits` among the free positions: the last step's draws, and its likeliest
+              tokens in their place
     """
 
     tokens: TokenRows
@@ -218,22 +221,27 @@ class TaskSampler:
         requests = task.requests(samples, config.seed)
         free = ~torch.tensor([request.frozen for request in requests])
         note = _Note(free, task.truth(samples), lm.checkpoint.path.source)
-        began = self._now()
+        began = read_clock(lm.runtime.device)
         run = GenerationRun(lm.checkpoint, lm.network, requests, config=config, observe=note if noted else None)
         for _ in run.run():
             pass
-        seconds = (self._now() - began - note.seconds) / len(samples)
+        seconds = (read_clock(lm.runtime.device) - began - note.seconds) / len(samples)
         columns = {
             "jumps": run.changes.sum(1),
+            "calls": run.calls,
             "seconds": torch.full((len(samples),), seconds),
             **note.columns(run.x),
         }
         return Drawn(run.x.numpy().astype(np.int32), {k: v.double().numpy() for k, v in columns.items()})
 
-    def _now(self) -> float:
-        if self.lm.runtime.device.type == "cuda":
-            torch.cuda.synchronize(self.lm.runtime.device)
-        return time.perf_counter()
+
+def read_clock(device: torch.device) -> float:
+    """Seconds: on a CPU with one thread those that the process computed, so that other work beside it has no say."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class _Note:
@@ -246,13 +254,13 @@ class _Note:
         self.seconds = 0.0
 
     def __call__(self, logits: Tensor, rows: Rows) -> None:
-        began = time.perf_counter()
+        began = read_clock(logits.device)
         if self.mask is not None:
             logits[:, self.mask] = -torch.inf  # never emitted, so no part of the distribution
         self.meter(logits, rows)
         if self.truth is not None and bool((rows.t_next == 1).all()):
             self.likeliest[rows.sample.cpu(), rows.position.cpu()] = logits.argmax(-1).cpu()
-        self.seconds += time.perf_counter() - began
+        self.seconds += read_clock(logits.device) - began
 
     def columns(self, x: Tensor) -> dict[str, Tensor]:
         """What was noted of samples that have come to x."""

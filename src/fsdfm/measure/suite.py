@@ -35,11 +35,22 @@ from fsdfm.runtime import ALONE, Processes
 __all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "Tell"]
 
 METRICS = (
-    *("perplexity", "diversity", "distances", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound"),
+    *(
+        "perplexity",
+        "diversity",
+        "distances",
+        "trajectory",
+        "copying",
+        "mauve",
+        "accuracy",
+        "continuation",
+        "brier",
+        "bound",
+    ),
 )
 """What can be chosen. Entropy and distinct-n are always measured: the guard needs them."""
 
-CONTROL_ROWS = 64  # rows of a negative control that the judge reads: what all share needs no more
+CONTROL_ROWS = 16  # rows of a negative control that the judges read: nonsense is told from text by few
 
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
@@ -80,16 +91,21 @@ class MetricSuite:
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
-    def texts(self, drawn: Drawn, name: str, *, light: bool = False) -> dict[str, Measured]:
-        """What the texts say by themselves; `light`: perplexity, entropy and distinct-n only."""
+    def texts(self, drawn: Drawn, name: str, *, light: bool = False, kept: bool = False) -> dict[str, Measured]:
+        """What the texts say by themselves.
+
+        light   perplexity, entropy and distinct-n only
+        kept    the judges' words are kept: these texts are the same in other evaluations
+        """
         found: dict[str, Measured] = {}
+        score = MetricSuite.score_kept if kept else MetricSuite.score
         if "perplexity" in self.metrics:
-            found |= self.perplexities(self.score(drawn.tokens, name))
+            found |= self.perplexities(score(self, drawn.tokens, name))
         found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
         if light:
             return found
         if "perplexity" in self.metrics and self.second is not None:
-            found |= self.perplexities(self.as_second().score(drawn.tokens, name), "second_")
+            found |= self.perplexities(score(self.as_second(), drawn.tokens, name), "second_")
         if "diversity" in self.metrics:
             found |= self._diversity(drawn.tokens)
         if self.evidence is not None:
@@ -147,6 +163,10 @@ class MetricSuite:
         for n in _ORDERS:
             found[f"distinct_{n}"] = self._jackknife(partial(distinct_n, n=n), tokens)
         return found
+
+    def entropy(self, rows: TokenRows, *, border: int) -> Measured:
+        """The mean unigram entropy, in bits, of what stands at `border` or behind it."""
+        return _measured(bootstrap_mean([unigram_entropy_bits(row[border:]) for row in rows], seed=self.seed))
 
     def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
         """How the samples leave the band of real text, in words; as many samples as real rows are compared."""

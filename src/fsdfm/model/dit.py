@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -32,10 +33,11 @@ from fsdfm.model.network import Network
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
 ConditioningName = Literal["time", "step", "fused"]
-ClockName = Literal["time", "none", "sigma"]
+ClockName = Literal["time", "none", "sigma", "geometric"]
 ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
 SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
+SMALLEST_SIGMA, LARGEST_SIGMA = 1e-4, 20.0  # the ends of sigma on the clock `geometric`: SEDD's with the uniform graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class ModelConfig(JointStackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa at kappa = t
+    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa (`_told`)
     says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
 
@@ -81,6 +83,7 @@ class ModelConfig(JointStackConfig):
 
 PRESETS = {
     "tiny": ModelConfig(vocab_size=8192, width=256, num_blocks=6, num_heads=4, cond_width=64),
+    "stories": ModelConfig(vocab_size=3636, width=288, num_blocks=6, num_heads=6, mlp_width=768, style="llama"),
     "170m": ModelConfig(),
     "1300m": ModelConfig(width=2048, num_blocks=21, num_heads=32, cond_width=256),
     "1700m": ModelConfig(width=2048, num_blocks=28, num_heads=32, cond_width=256),
@@ -188,9 +191,15 @@ def _joint_head(config: ModelConfig) -> JointHead | None:
 
 
 def _told(clock: ClockName, t: Tensor) -> Tensor:
-    """What the network is told at time t: t, 0, or sigma = -ln(epsilon + (1 - epsilon) t) with epsilon = 1e-3."""
+    """What the network is told at time t, which is kappa: t, 0, or sigma.
+
+    sigma       -ln(epsilon + (1 - epsilon) t), epsilon = 1e-3
+    geometric   -ln t between 1e-4 and 20
+    """
     if clock == "time":
         return t
+    if clock == "geometric":
+        return -torch.log(t.clamp(min=math.exp(-LARGEST_SIGMA), max=math.exp(-SMALLEST_SIGMA)))
     return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
 
 
@@ -235,10 +244,12 @@ class DiT(Network):
         *,
         rows: Tensor | None = None,
         embedded: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
 
         embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
+        keys       which positions are seen at all, bool [B, L]: padding is not; None: all
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
@@ -250,8 +261,8 @@ class DiT(Network):
         rotary = self._rotary(length, x_t.device)
         x = self.embedding(x_t) if embedded is None else embedded
         for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
-            x = block(x, c, rotary)
-        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows)
+            x = block(x, c, rotary, keys=keys)
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, keys=keys)
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]

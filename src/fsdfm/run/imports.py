@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from typing import Protocol, cast
 from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.checkpoint.hub import download_weights, find_hub_name
 from fsdfm.checkpoint.huggingface import is_folder
 from fsdfm.config import DataConfig, ModelSection
 from fsdfm.data import SEPARATOR
@@ -70,9 +70,7 @@ def import_weights(
     console: Console | None = None,
 ) -> Checkpoint:
     """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
-    source, config = Path(source), config or ImportConfig()
-    if not source.exists():
-        source = fetch(str(source))
+    source, config = locate(source), config or ImportConfig()
     name = recognise(source) if format == "auto" else format
     chosen = find_named({"auto": None, **FORMATS}, name, "format")
     assert chosen is not None
@@ -86,25 +84,13 @@ def import_weights(
     return chosen.convert(source, Path(out), config, console=console or Console(stderr=True))
 
 
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-def fetch(name: str) -> Path:
-    """The folder of a model on the hub, `owner/name` or `owner/name@branch`, downloaded if it is not there yet."""
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name} is not there; name a file or folder of weights, or a model on the hub: owner/name")
-    try:
-        from huggingface_hub import snapshot_download
-
-        files = ["config.json", "*.safetensors", "pytorch_model.bin", "*.ckpt"]
-        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=files))
-    except Exception as error:  # no network, no such model, no package: of many kinds
-        place = f"https://huggingface.co/{found['name']}/tree/{found['revision'] or 'main'}"
-        raise ValueError(
-            f"{name} is no file or folder here, and cannot be had from the hub ({type(error).__name__}); download "
-            f"config.json and the weights from {place} into a folder, and name that"
-        ) from error
+def locate(source: str | Path) -> Path:
+    """A file or folder that is here, or a model on the hub, downloaded: `owner/name` or `owner/name@revision`."""
+    if isinstance(source, str) and (name := find_hub_name(source)) is not None:
+        return download_weights(name)
+    if not Path(source).exists():
+        raise ValueError(f"{source} is not there; name a file or folder of weights, or a model on the hub: owner/name")
+    return Path(source)
 
 
 def recognise(source: Path) -> str:

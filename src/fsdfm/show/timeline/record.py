@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fsdfm.show.timeline.colours import DARK, LIGHT
-from fsdfm.show.timeline.html import page
+from fsdfm.show.timeline.html import notebook_html, page
 from fsdfm.show.timeline.png import save_png
 from fsdfm.show.timeline.terminal import TimelineText
 from fsdfm.show.timeline.tokens import Key, Token, bins
@@ -101,6 +101,10 @@ class Timeline:
     def to_html(self, title: str = "Timeline") -> str:
         """One self-contained page, light or dark as the reader's system is."""
         return page([self], title=title)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return notebook_html(self)
 
     def save_png(self, path: str | os.PathLike[str], *, dark: bool = False) -> None:
         """Write a picture of the wrapped text and its legend; needs `pip install 'fsdfm[plots]'`."""
