@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
-__all__ = ["draws_bars", "printable", "say"]
+__all__ = ["draws_bars", "moving_bar", "printable", "say"]
 
 _KEPT = "\n\t"
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # C0, C1, directions
@@ -26,3 +27,9 @@ def say(console: Console, text: str) -> None:
 def draws_bars(console: Console) -> bool:
     """Whether a bar can move here: a terminal, or a notebook that has ipywidgets; anywhere else lines are printed."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
+def moving_bar(console: Console, *columns: ProgressColumn, transient: bool = False, logged: bool = False) -> Progress:
+    """A bar where one can move; anywhere else nothing, or where it is `logged` how it ended. No columns: rich's own."""
+    hidden = console.quiet or not (draws_bars(console) or (logged and not console.is_jupyter))
+    return Progress(*columns, console=console, transient=transient, disable=hidden)

@@ -200,6 +200,8 @@ def test_counted_links_know_who_follows_whom() -> None:
     expected = math.log((500 + 0.25) / (501 * 0.25))
     assert float(scores[0, 1]) == pytest.approx(expected, abs=0.02)
     assert float(scores[1, 0]) == pytest.approx(0, abs=0.02)
+    doubted = pmi_transitions(sparse, rank=4, strength=1.0, prior=500.0)  # as many pairs by chance as were seen
+    assert float((doubted[0] @ doubted[1].T)[0, 1]) == pytest.approx(math.log((500 + 125) / (1000 * 0.25)), abs=0.02)
     again, _ = pmi_transitions(sparse, rank=4, strength=1.0, prior=1.0)
     torch.testing.assert_close(left, again)
 

@@ -1,10 +1,11 @@
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from worlds import SCHEDULES, world
 
-from fsdfm.flow import ExactDenoiser
+from fsdfm.flow import ExactDenoiser, Independent
 from fsdfm.flow.exact import all_states
 from fsdfm.generate import (
     FALSE_ALARMS,
@@ -16,6 +17,7 @@ from fsdfm.generate import (
     load,
 )
 from fsdfm.generate.blind import HALVINGS, SLOPE, UPPER
+from fsdfm.generate.run import _shown_log_odds
 from tiny_models import random_bundle, unigram_world
 
 
@@ -163,6 +165,27 @@ def test_a_draft_has_the_time_of_its_damage_and_an_earlier_start_renoises_it():
     kept = sum(a == b for a, b in zip(states[0].tokens, damaged.tokens, strict=True)) / 500
     assert kept == pytest.approx(0.2 / 0.7, abs=0.08)
     assert states[0].t == 0.2
+
+
+def test_a_draft_that_is_renoised_keeps_what_is_frozen():
+    lm = LanguageModel(unigram_world(length=60)[0])
+    draft = lm.encoder.damaged("e" * 59)  # so likely that its time is late
+    frozen = tuple(k % 2 == 0 for k in range(len(draft.tokens)))
+    result = lm.run([replace(draft, blind=False, draft=True, frozen=frozen)], steps=2, start=0.01, keep_states=True)[0]
+    first, shown = result.states[0].tokens, draft.tokens[draft.num_bos :]
+    assert sum(a != b for a, b in zip(first, shown, strict=False)) > 20  # noise elsewhere
+    for tokens in (first, result.tokens):
+        kept = [a == b for a, b, fixed in zip(tokens, shown, result.given, strict=False) if fixed]
+        assert all(kept)
+        assert len(kept) > 20
+
+
+def test_the_mask_is_no_token_that_a_text_could_have_shown():
+    logits = torch.tensor([[[1.0, 2.0, 0.0, 9.0]]])  # the last token is the mask
+    said = Independent.of_logits(logits)
+    found = _shown_log_odds(said, torch.tensor([[1]]), mask_token=3)
+    assert float(found) == pytest.approx(2.0 - math.log(math.e + 1))
+    assert float(_shown_log_odds(said, torch.tensor([[1]]), mask_token=None)) < -6
 
 
 def test_a_mask_model_cannot_repair_blindly():

@@ -217,6 +217,13 @@ def test_repair_says_what_it_replaced():
     assert lm.repair("xAxA", [0], steps=2).text == "AAxA"
 
 
+def test_bos_stands_in_no_text_where_another_token_ends_it():
+    lm = LanguageModel(known_bundle(wants(65), length=16, bos_id=65))  # the model wants its BOS everywhere
+    found = lm.generate(num=2, steps=2)
+    assert all(65 not in text.tokens for text in found)
+    assert lm.checkpoint.tokenizer.eos_id != 65
+
+
 def test_a_text_ends_at_its_end():
     lm = LanguageModel(known_bundle(wants(256, *b"abc", 256), length=16))
     result = lm.generate(steps=2)
@@ -351,6 +358,7 @@ def test_corruption_and_recovery(lm):
     text = "a text of some length"
     corruption = lm.corrupt(text, 0.5, seed=4)
     assert sum(corruption.damaged) == round(len(text) / 2)
+    assert sum(lm.corrupt("ten tokens", 0.28).damaged) == 3  # of 2.8: rounded, not cut
     wrong = [a != b for a, b in zip(corruption.tokens, BYTES.encode(text), strict=True)]
     assert tuple(wrong) == corruption.damaged
     assert corruption.recovered(BYTES.encode(text)) == 1

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,9 @@ def test_the_noise_belongs_to_what_is_asked():
     assert len(set(indices)) == 18
     assert max(indices) < 2**56
     assert [copy.sample_index(0) >> 8 for copy in ask(None).copies(3)] == [0, 1, 2]
+    gap, other = (replace(ask("one"), tokens=(*ask("one").tokens[:-1], token)) for token in (7, 8))
+    assert gap.sample_index(0) == other.sample_index(0)  # what stands in a gap is not given
+    assert replace(gap, draft=True).sample_index(0) != replace(other, draft=True).sample_index(0)  # a draft is
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
-from fsdfm.measure.sampling import Drawn, SamplingPlan, TaskSampler, Texts
+from fsdfm.measure.sampling import Drawn, Repairs, SamplingPlan, TaskSampler, Texts
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
@@ -464,3 +464,22 @@ def test_stored_samples_are_compared_by_as_many_as_every_row_has():
     rows = [row, {**row, "num": 16}, {**row, "steps": 2, "num": 12}, {**row, "place": "frontier", "num": 2}]
     assert _largest_common(rows) == 12
     assert _largest_common(rows[3:]) == 2
+
+
+@pytest.mark.parametrize(("length", "damaged"), [(1, 1), (3, 2), (7, 4), (8, 4)])
+def test_half_of_the_tokens_are_damaged_rounded_not_cut(length, damaged):
+    requests = Repairs(np.zeros((2, 1 + length), dtype=np.uint16), num_bos=1).requests([0, 1], 5)
+    assert [sum(request.damaged) for request in requests] == [damaged, damaged]
+    assert not any(request.damaged[0] for request in requests)
+
+
+@pytest.mark.parametrize("half", ['{"kind', '{"x": "' + "y" * 70_000])
+def test_half_a_line_at_the_end_of_a_samples_file_is_cut_off(tmp_path, half):
+    file = tmp_path / "a.jsonl"
+    Archive.create(file, {"model": {}}, ["model"])
+    whole = file.read_text()
+    with file.open("a") as end:
+        end.write(half)  # the process died here
+    Archive.create(file, {"model": {}}, ["model"])
+    assert file.read_text() == whole
+    assert whole.endswith("\n")

@@ -28,7 +28,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from rich.progress import Progress
+from rich.console import Console
 from torch import Tensor
 
 from fsdfm.bench.joint import HEADS, autoregressive_job, joint_jobs, joint_ratios
@@ -39,6 +39,7 @@ from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.model import PRESETS, DiT, ModelConfig, multiplies_bfloat16, to_bfloat16, to_int8
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig, versions
+from fsdfm.terminal import moving_bar
 
 __all__ = ["COMPARISONS", "GenerateBench", "bench_generate", "make_model"]
 
@@ -231,7 +232,7 @@ def _medians(jobs: Mapping[str, Job], setting: GenerateBench, *, limit: float | 
     torch.randn(512, 512) @ torch.randn(512, 512)
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     clock = _CLOCKS[setting.clock]
-    with Progress(transient=True) as progress:
+    with moving_bar(Console(), transient=True) as progress:
         task = progress.add_task("bench generate", total=setting.repeats * len(jobs))
         for _ in range(setting.repeats):
             for name, job in jobs.items():

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 
-from rich.progress import Progress
+from rich.console import Console
+
+from fsdfm.terminal import moving_bar
 
 __all__ = ["interleaved_medians", "peak_extra_mib", "peak_mib"]
 
@@ -23,7 +25,7 @@ def interleaved_medians(jobs: Mapping[str, Callable[[], object]], *, repeats: in
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; allowed are whole numbers >= 1")
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    with Progress(transient=True) as progress:
+    with moving_bar(Console(), transient=True) as progress:
         task = progress.add_task(title, total=(repeats + 1) * len(jobs))
         for round_ in range(repeats + 1):
             for name, job in jobs.items():

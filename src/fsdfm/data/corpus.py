@@ -39,7 +39,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from fsdfm.data.documents import Documents, TextPiece, cut
 from fsdfm.data.tokenizer import Tokenizer
 from fsdfm.files import file_sha256, lock, read_text, sync, write_json, write_text
-from fsdfm.terminal import draws_bars
+from fsdfm.terminal import moving_bar
 
 __all__ = ["FORMAT_VERSION", "Corpus", "Header", "prepare"]
 
@@ -455,9 +455,8 @@ def _batched(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
 
 def _bar(visible: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[tokens]}"))
-    console = Console(stderr=True)
-    disable = not visible or (console.is_jupyter and not draws_bars(console))
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=disable)
+    console = Console(stderr=True, quiet=not visible)
+    return moving_bar(console, *columns, TimeElapsedColumn(), TimeRemainingColumn(), logged=True)
 
 
 def _open_at(path: Path, size: int, sha256: str) -> tuple[BinaryIO, Any]:

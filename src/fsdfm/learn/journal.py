@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from fsdfm.files import write_text
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Trainer
-from fsdfm.terminal import draws_bars, say
+from fsdfm.terminal import draws_bars, moving_bar, say
 
 __all__ = ["JsonLines", "ProgressBar", "duration"]
 
@@ -59,7 +59,7 @@ class ProgressBar:
             TextColumn("loss {task.fields[loss]}{task.fields[parts]}  {task.fields[speed]}  {task.fields[left]}"),
             TimeElapsedColumn(),
         )
-        self.progress = Progress(*columns, console=console, disable=not draws_bars(console))
+        self.progress = moving_bar(console, *columns)
         self.task = self.progress.add_task("train", total=total, completed=done, loss="?", parts="", speed="", left="")
 
     def __enter__(self) -> ProgressBar:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from fsdfm import data as texts
 from fsdfm.checkpoint import Checkpoint, describe_model, load_model
@@ -48,7 +48,7 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
-from fsdfm.terminal import draws_bars, say
+from fsdfm.terminal import moving_bar, say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "parse_steps", "run_evaluation"]
 
@@ -610,9 +610,7 @@ class _Report:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self.progress = Progress(
-            *columns, console=console, transient=True, disable=console.quiet or not draws_bars(console)
-        )
+        self.progress = moving_bar(console, *columns, transient=True)
         self.task: Any = None
         self.told: set[Any] = set()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from fsdfm import data, flow
@@ -20,6 +19,7 @@ from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbe
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
+from fsdfm.terminal import moving_bar
 
 __all__ = ["PairsConfig", "make_coded_pairs", "make_pairs", "make_timed_pairs"]
 
@@ -178,7 +178,7 @@ def _fill(
 ) -> int:
     """Make pairs until the folder has as many, with a bar."""
     num, batch_size = config.num, config.batch_size
-    with data.PairWriter(out, header) as writer, Progress(console=console or Console(stderr=True)) as progress:
+    with data.PairWriter(out, header) as writer, moving_bar(console or Console(stderr=True), logged=True) as progress:
         task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
             for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):

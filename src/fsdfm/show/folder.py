@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 from fsdfm.files import replace_file
-from fsdfm.terminal import draws_bars, say
+from fsdfm.terminal import draws_bars, moving_bar, say
 
 __all__ = ["Tick", "progress", "writable_folder"]
 
@@ -53,7 +52,7 @@ def progress(what: str, total: int, console: Console | None = None) -> Iterator[
     screen = console or Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = told = time.monotonic()
-    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not draws_bars(screen)) as bar:
+    with moving_bar(screen, *columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(what, total=total)
 
         def tick(doing: str, *, done: int | None = None) -> None:
