@@ -154,3 +154,12 @@ def test_the_velocity_transports_the_path_and_solves_both_kolmogorov_equations(s
     assert torch.allclose(forward, middle @ rate(0.6 + e / 2), atol=1e-3)
     backward = (_time_ordered_exponential(exact, 0.2 - e, 0.2, 1) @ middle - middle) / -e
     assert torch.allclose(backward, -rate(0.2 - e / 2) @ middle, atol=1e-3)
+
+
+def test_what_returns_to_the_source_is_drawn_anew():
+    """Renoised to t = 0 a text is noise, and not the noise that it began from."""
+    path, noise = MixturePath(UniformSource(100)), Noise(3, range(4))
+    x_0 = path.source.sample(noise, 50)
+    t = torch.full((4,), 0.9, dtype=torch.float64)
+    found = path.renoise(x_0, t, torch.zeros_like(t), noise=noise)
+    assert float((found == x_0).double().mean()) < 0.05

@@ -3,7 +3,7 @@ import torch
 from networks import MixerNet
 
 from fsdfm.flow import ExactDenoiser, Filter, Grid, MaskSource, MixturePath, UniformSource
-from fsdfm.learn.reflow import DRAWS, Perturbed, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, couple
 from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 
 
@@ -69,6 +69,18 @@ def test_tied_draws_keep_their_promises():
 def test_nothing_to_do_is_an_error():
     with pytest.raises(ValueError, match="1 or more"):
         fill(Memory(), 0)
+
+
+def test_equal_texts_have_noise_of_their_own():
+    text = torch.tensor([[0, 1, 2, 3, 1, 2, 0, 3]])
+    maker = InverseAutoregressive(
+        lambda samples: text.expand(len(samples), -1),
+        lambda x: 9.0 * torch.eye(4)[text[:, 1:].expand(len(x), -1)],
+        torch.arange(4),
+    )
+    x_0, x_1 = maker.pairs(range(6))
+    assert len({tuple(row) for row in x_1.tolist()}) == 1
+    assert len({tuple(row) for row in x_0.tolist()}) > 1
 
 
 def test_timed_pairs_begin_on_the_path_at_their_times_and_end_in_the_data():

@@ -188,3 +188,11 @@ def test_a_forbidden_token_has_no_part_in_a_target():
         log_p = target.log_probs(slice(None), forbidden=4)
         assert bool((log_p[:, 4] == -torch.inf).all())
         assert torch.allclose(log_p[:, :4].exp().sum(-1), torch.ones(8), atol=1e-5)
+
+
+def test_the_papers_tableaus_as_data():
+    """Algorithms 1 and 2: node, start, drive and hop of every stage, and the weights."""
+    stages = [(s.node, s.start, s.drive, s.hop) for s in TABLEAUS["rk4"].stages]
+    assert stages == [(0.0, None, 0, 0.0), (0.5, 0, 0, 0.5), (0.5, 1, 1, 0.5), (1.0, 2, 2, 0.5)]
+    assert TABLEAUS["rk4"].weights == (1 / 6, 2 / 6, 2 / 6, 1 / 6)
+    assert [(s.node, s.hop) for s in TABLEAUS["rk2"].stages] == [(0.0, 0.0), (0.5, 0.5)]
