@@ -432,6 +432,18 @@ def test_what_is_measured_is_what_is_generated():
     assert found.sampler["temperature"] == {"1": 0.7, "4": 0.9}
 
 
+def test_texts_of_many_calls_are_kept_one_by_one():
+    """On a CPU a text of 64 calls or more is there before the next one is begun; the tokens are those of a batch."""
+    lm = LanguageModel(random_bundle())
+    task, config = Texts(lm.encoder.continuation(None, None, length=8)), SamplerConfig(seed=3)
+    parts = list(TaskSampler(lm).draw(task, range(3), config=replace(config, steps=64)))
+    assert [len(part.tokens) for part in parts] == [1, 1, 1]
+    together = lm.run(lm.encoder.continuation(None, None, length=8).copies(3), seed=3, steps=64)
+    for part, text in zip(parts, together, strict=True):
+        assert tuple(part.tokens[0][1 : 1 + len(text.tokens)].tolist()) == text.tokens
+    assert [len(part.tokens) for part in TaskSampler(lm).draw(task, range(3), config=replace(config, steps=2))] == [3]
+
+
 def test_samples_behind_a_hole_are_not_taken_for_earlier_ones(tmp_path):
     """Sample 1 is missing: what is there is sample 0 alone, not 0 and 2 under the names 0 and 1."""
     archive = Archive.create(tmp_path / "a.jsonl", {}, [])

@@ -28,6 +28,7 @@ from fsdfm.noise import Noise, Purpose
 __all__ = ["Continuations", "Drawn", "Repairs", "SamplingPlan", "Task", "TaskSampler", "Texts", "read_clock"]
 
 _SHORTEST = 8  # tokens: below, n-grams say nothing
+_LONG = 64  # steps of a text that takes so long that it is kept as soon as it is there
 _UNASKED = -1  # no token: the last step did not ask the model for this position
 _DAMAGE_STREAM = 2 << 40  # sample indices of the damage, apart from those of texts
 _DAMAGED = 0.5  # the share of tokens that a repair has to bring back, as in the paper
@@ -202,11 +203,18 @@ class TaskSampler:
         noted   whether the model's distributions are looked at on the way: `bits`, `logits`, `argmax_hits`
         """
         processes = self.lm.runtime.processes
-        at_once = self.batch_size * processes.count
+        at_once = self._together(config.num_steps()) * processes.count
         for start in range(0, len(samples), at_once):
             mine = processes.share(samples[start : start + at_once])
             drawn = self._batch(task, mine, config=config, noted=noted) if mine else None
             yield Drawn.join([part for part in processes.gather(drawn) if part is not None])
+
+    def _together(self, steps: int) -> int:
+        """How many texts are on their way at a time; where a CPU needs long for one, one, so that a stop keeps it.
+
+        A CPU computes the rows of a batch one after the other, so a batch would only delay the first of its texts.
+        """
+        return 1 if steps >= _LONG and self.lm.runtime.device.type == "cpu" else self.batch_size
 
     def _batch(self, task: Task, samples: Sequence[int], *, config: SamplerConfig, noted: bool) -> Drawn:
         lm = self.lm
