@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
@@ -249,7 +249,6 @@ def evaluate_tasks(
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
-    from lm_eval.utils import make_table
 
     asked = FlowLM(lm, likelihood, **options)
     manager = TaskManager(include_path=folder)
@@ -270,4 +269,19 @@ def evaluate_tasks(
     assert found is not None
     kept = ("results", "groups", "versions", "n-shot", "higher_is_better", "n-samples")
     record = {"format": "fsdfm-tasks", "model": lm.checkpoint.loaded, "likelihood": asked.report()}
-    return {**record, **{name: found[name] for name in kept if name in found}}, str(make_table(found))
+    return {**record, **{name: found[name] for name in kept if name in found}}, _table(found["results"])
+
+
+def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every metric of every task, and its standard error over questions: Markdown."""
+    lines = ["| task | metric | value | standard error |", "| --- | --- | ---: | ---: |"]
+    for task, found in results.items():
+        for name, value in found.items():
+            metric, _, filtered = name.partition(",")
+            if isinstance(value, int | float) and filtered and not metric.endswith("_stderr"):
+                error = found.get(f"{metric}_stderr,{filtered}")
+                shown = f"{error:.4f}" if isinstance(error, float) else "-"
+                lines.append(
+                    f"| {task} | {metric}{'' if filtered == 'none' else f' ({filtered})'} | {value:.4f} | {shown} |"
+                )
+    return "\n".join(lines)
