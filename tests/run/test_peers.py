@@ -10,8 +10,10 @@ from rich.console import Console
 
 import fsdfm
 from fsdfm.checkpoint import load_model
+from fsdfm.flow import PolynomialSchedule
 from fsdfm.generate import SamplerConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
+from fsdfm.peers.llada import LLaDARule
 from fsdfm.peers.remdm import Cap
 from fsdfm.peers.sampling import PEER_RULES, DuoRule, LawRule
 from fsdfm.run import ImportConfig, import_weights
@@ -139,6 +141,41 @@ def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system
         str(tmp_path / "child.toml"), f"out={tmp_path / 'child'}", f"model.parent={tmp_path / 'out'}", *flow, *FEW
     )
     assert load_model(tmp_path / "child").facts["training_step"] == 2
+
+
+def test_a_student_beside_its_discriminator_is_an_mdlm(tmp_path):
+    """DiDi-Instruct's folder: model.safetensors is the student, and nothing else in it is looked at."""
+    folder = write_hugging_face(tmp_path / "m", small_network(vocab_size=258))
+    (folder / "discriminator.safetensors").write_bytes(b"of no concern")
+    imported(tmp_path, folder, system="mdlm")
+    assert isinstance(said(tmp_path / "out", jump="mdlm").text, str)
+
+
+def test_the_grid_tail_spends_its_last_call_where_almost_no_noise_is_left():
+    schedule, start = PolynomialSchedule(), torch.zeros(1, dtype=torch.float64)
+    times = SamplerConfig(grid="tail", steps=4).make_grid(start, schedule).times[0]
+    assert times.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1 - 1e-5, 1], abs=1e-5)
+    assert times[3] < 1
+    assert SamplerConfig(grid="tail", steps=1).make_grid(start, schedule).times[0].tolist() == [0, 1]
+
+
+def test_calls_are_those_that_were_made(tmp_path):
+    """A text about which a step asks nothing needs no call: every mask is revealed in the first of these eight."""
+    imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    sure = LLaDARule(threshold=1e-9, temperature=1.0)
+    assert lm.generate(length=8, steps=8, jump=sure).calls == 1
+    assert lm.generate(length=8, steps=8, jump="mdlm").calls == 8
+    assert lm.generate(length=8, steps=64, jump="exact").calls <= 9  # a position a call at most, and the last step
+
+
+def test_a_block_for_every_call_is_the_arg_max_of_each(tmp_path):
+    """The paper's setting for LLaDA: blocks of length / calls."""
+    imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    by_calls = lm.generate(length=8, steps=4, jump="llada:block_calls=1")
+    assert by_calls.tokens == lm.generate(length=8, steps=4, jump="llada:block_length=2").tokens
+    assert by_calls.changes == (2, 2, 2, 1)  # the first of the eight is given
 
 
 def test_options_of_a_rule_stand_behind_its_name():

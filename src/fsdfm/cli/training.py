@@ -171,15 +171,19 @@ def export(
 def reflow(
     *,
     parent: Annotated[
-        Path,
-        typer.Argument(help="The checkpoint, or run, whose trajectories are kept.", autocompletion=complete_models),
+        str,
+        typer.Argument(
+            help="The checkpoint, run or model whose trajectories are kept.", autocompletion=complete_models
+        ),
     ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
-    corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Prepared text that pairs begin on the way to, or --coder codes.")
+    ] = None,
     coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
     coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
@@ -192,16 +196,18 @@ def reflow(
     given = dict(locals())
     from typing import cast
 
-    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
+    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs, make_timed_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
     own = {name: given[name] for name in ("num", "steps", "length", "draws", "batch_size")}
     config = PairsConfig(**{**asdict(sampling), **own})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
-    if (corpus is None) != (coder is None):
-        raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")
-    if corpus is None or coder is None:
+    if corpus is None and coder is not None:
+        raise ValueError("--coder needs --corpus: the text that noise is to spell under it")
+    if corpus is None:
         count = make_pairs(parent, out, config, runtime=runtime)
+    elif coder is None:
+        count = make_timed_pairs(parent, corpus, out, config=config, runtime=runtime)
     else:
         count = make_coded_pairs(
             parent, coder, corpus, out=out, config=config, coder_tokenizer=coder_tokenizer, runtime=runtime

@@ -163,7 +163,7 @@ def noised(path: MixturePath, batch: TrainingBatch, noise: Noise, *, t: Tensor, 
         length = batch.x_1.shape[1]
         spaced = noise.uniform(Purpose.PHASE, 1, step=1) < spaced_share
         turns = torch.where(spaced, low_discrepancy_turns(noise, length), noise.uniform(Purpose.PATH, length))
-    x_t = path.sample(batch.x_0, batch.x_1, t, noise=noise, turns=turns)
+    x_t = batch.x_0 if batch.t is not None else path.sample(batch.x_0, batch.x_1, t, noise=noise, turns=turns)
     scored = torch.ones_like(x_t, dtype=torch.bool)
     if batch.given is not None:
         x_t = torch.where(batch.given, batch.x_1, x_t)
@@ -261,7 +261,7 @@ class PathObjective(UntaughtObjective):
     ) -> Outcome:
         """The mean over samples of the mean over their scored positions."""
         h = torch.full((len(batch.x_1),), self.h, dtype=torch.float64)
-        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0]) if batch.t is None else batch.t
         batch = settled(self.path, batch, noise, h=h)
         rows = noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device

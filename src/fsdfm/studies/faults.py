@@ -100,7 +100,9 @@ class _HybridDenoiser(ExactDenoiser):
         own[-1, -1] = 0
         even, mask = torch.zeros(2, V + 1, V + 1, dtype=torch.float64)
         even[:V, :V], mask[-1] = 1 / V, 1
-        return masked * mask + (1 - masked) * ((1 - replaced) * own + replaced * even)
+        shown: Tensor = (1 - replaced) * own + replaced * even
+        law: Tensor = masked * mask + (1 - masked) * shown
+        return law
 
     def say(self, world: _World, t: float) -> Tensor:
         """log p in every state."""
