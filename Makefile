@@ -84,14 +84,15 @@ TRAINING ?= train.txt
 ALTERNATIVE ?= stories15m:stories15M.bin
 RESULTS ?= src/fsdfm/assets/demo/results
 EXTRA ?= --threads 1
-MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) --alternative $(ALTERNATIVE) $(EXTRA)
+MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) $(EXTRA)
+BESIDE = --alternative $(ALTERNATIVE)
 JUDGES = --judge smollm2 --second-judge gemma3 --frontier none
 EVIDENCE = --training $(TRAINING) --mauve minilm --features trunk --metrics perplexity,diversity,distances,copying,mauve
 
 measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, an autoregressive model
-	$(MEASURE) $(JUDGES) $(EVIDENCE) --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
-	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
-	$(MEASURE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
+	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
+	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
+	$(MEASURE) $(BESIDE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
 	$(BIN)/fsdfm results
 
 results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares

@@ -46,6 +46,7 @@ NOT_RUN = {
     r"^bench\b.*(--plot|170m)": "minutes; tests/bench runs it small",
     r"^demo\b|^card\b|^results\b": "writes into the package; tests/demo and tests/cli run them elsewhere",
     r"--watch": "a terminal",
+    r"^generate.*\bsudoku": "wants a network of the study; tests/studies/sudoku asks one",
     r"--matched": "searches a temperature for minutes; tests/measure does it small",
 }
 BUDGET = 4  # network calls at most

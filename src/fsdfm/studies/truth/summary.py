@@ -41,9 +41,10 @@ class TruthNumbers:
         return [value for value in found if value is not None]
 
     def values(self, world: str, method: str, quantity: str, *, steps: int, rule: str = "exact") -> list[float]:
-        """One number a seed."""
+        """One number a seed; of cells that an earlier fsdfm computed, only those that know the quantity."""
         found = (self.cells.get((world, method, seed)) for seed in self.seeds)
-        return [float(cell["rules"][rule][str(steps)][quantity]) for cell in found if cell is not None]
+        scores = [cell["rules"][rule][str(steps)] for cell in found if cell is not None]
+        return [float(score[quantity]) for score in scores if quantity in score]
 
     def log_ratio(self, world: str, seed: int, method: str, *, baseline: str, rules: tuple[str, str]) -> float | None:
         """The mean over budgets of log(TV of method / TV of baseline) in one world with one seed; None: missing."""
@@ -83,7 +84,7 @@ class TruthNumbers:
                         row: dict[str, object] = {"world": world, "method": method, "rule": rule, "steps": steps}
                         for quantity in ("tv", "transition", "valid", "entropy", "cross_entropy"):
                             values = self.values(world, method, quantity, steps=steps, rule=rule)
-                            row[quantity] = interval_json(student_mean(values))
+                            row[quantity] = interval_json(student_mean(values)) if values else None
                         rows.append(row)
         return rows
 
@@ -240,12 +241,12 @@ def _validity(results: TruthNumbers) -> str:
     """Where sequences are right or wrong (the truth gives some no probability): how many of those drawn are right."""
     parts = []
     for world in results.worlds:
+        names = [name for name in results.methods(world) if not name.startswith("dfm/")]
+        known = [name for name in names if results.values(world, name, "valid", steps=1)]
         shares = {
-            name: [student_mean(results.values(world, name, "valid", steps=s)).value for s in (1, 8)]
-            for name in results.methods(world)
-            if not name.startswith("dfm/")
+            name: [student_mean(results.values(world, name, "valid", steps=s)).value for s in (1, 8)] for name in known
         }
-        if min(first for first, _ in shares.values()) < 1 - 1e-6:
+        if any(first < 1 - 1e-6 for first, _ in shares.values()):
             shown = (f"`{name}` {first:.0%} and {last:.0%}" for name, (first, last) in shares.items())
             parts.append(f"{world}: {', '.join(shown)}")
     return f"**Right or wrong** (share of valid sequences at 1 and 8 steps): {'; '.join(parts)}." if parts else ""

@@ -76,8 +76,8 @@ def _row(numbers: TruthNumbers, world: str, method: str) -> str:
     correlations = numbers.noted(world, method, "conditional_total_correlation")
     ctc = f"{student_mean(correlations).value:.2f}" if correlations else ""
     cross = student_mean(numbers.values(world, method, "cross_entropy", steps=4)).value
-    errors = (student_mean(numbers.values(world, method, "transition", steps=steps)).value for steps in (1, 8))
-    transitions = " and ".join(f"{error:.3f}" for error in errors)
+    errors = [numbers.values(world, method, "transition", steps=steps) for steps in (1, 8)]
+    transitions = " and ".join(f"{student_mean(found).value:.3f}" for found in errors if found)
     return f"| {method} | {' | '.join(cells)} | {transitions} | {ctc} | {cross:.2f} |"
 
 
