@@ -1,5 +1,8 @@
 """What a Python user meets: lists, names of options, wrong types, threads, precision."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,6 +60,33 @@ def test_threads_share_a_model(lm):
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda seed: lm.generate("Once", steps=3, seed=seed).tokens, range(6)))
     assert together == alone
+
+
+FORKING = """
+import os, signal, sys
+import torch
+import fsdfm
+torch.set_num_threads(2)
+lm = fsdfm.load(sys.argv[1], device="cpu", threads=2)
+torch.rand(2000, 200) @ torch.rand(200, 2000)  # OpenMP has its threads now
+told = lm.generate("Once", steps=2).tokens
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)
+    torch.rand(2000, 200) @ torch.rand(200, 2000)
+    os.write(write, b"same" if lm.generate("Once", steps=2).tokens == told else b"other")
+    os._exit(0)
+os.close(write)
+assert (os.read(read, 9), os.waitpid(child, 0)[1]) == (b"same", 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_of_a_fork_writes_the_same_text(tmp_path):
+    folder = save_model(tmp_path / "model", random_bundle())
+    done = subprocess.run([sys.executable, "-c", FORKING, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -171,8 +171,10 @@ def export(
 def reflow(
     *,
     parent: Annotated[
-        Path,
-        typer.Argument(help="The checkpoint, or run, whose trajectories are kept.", autocompletion=complete_models),
+        str,
+        typer.Argument(
+            help="The checkpoint, run or model whose trajectories are kept.", autocompletion=complete_models
+        ),
     ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,

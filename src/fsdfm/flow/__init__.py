@@ -32,7 +32,6 @@ from fsdfm.flow.rule import (
     SamplerState,
     SingleJump,
     StepRule,
-    Sweep,
     SystematicJump,
     advance,
     find_rule,
@@ -42,6 +41,7 @@ from fsdfm.flow.rule import (
 from fsdfm.flow.sampler import Question, Sampler, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
+from fsdfm.flow.sweep import Sweep
 
 __all__ = [
     "POLICIES",

@@ -19,7 +19,7 @@ limit is taken SLOPE * m lower:
 
     x^i is damaged       if   logit q_i(x^i) < log(a / V) + SLOPE * min(m, 0)
 
-a = FALSE_ALARMS is a bound for a true q and a measured number for a network (docs/lab-notes.md).
+a = FALSE_ALARMS is a bound for a true q and a measured number for a network (docs/guides/generate.md).
 
 **Where a draft stands in time.** Let X_t be x_1 seen at time t through an independent source, and p = p_{1|t}(. | X_t)
 its posterior. Posteriors average to the probability of what they are about; so what p gives to the very token that is

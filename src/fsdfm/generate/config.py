@@ -84,7 +84,9 @@ class SamplerConfig:
     top_k: int | None = field(default=None, metadata=_says("Keep so many of the likeliest tokens.", ge=1))
     jump: str | StepRule | None = field(
         default=None,
-        metadata=_says("exact, single, instant, systematic or spaced: the model's own advice, or exact, unless said."),
+        metadata=_says(
+            "exact, single, instant, systematic, spaced or sweep: the model's own advice, or exact, unless said."
+        ),
     )
     grid: str | Grid = field(default="uniform", metadata=_says("uniform, kappa, or times such as 0,0.5,0.9,1."))
     start: float | None = field(

@@ -105,8 +105,9 @@ class LanguageModel:
     Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
     start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
 
-    Threads may share one: a call keeps its state to itself, and the weights are only read. Processes that fork after
-    torch has computed must load their own (`multiprocessing` with spawn).
+    Threads may share one: a call keeps its state to itself, and the weights are only read. On a CPU so may a process
+    and its forks: a child writes the same texts with one thread. On a GPU children load their own (`multiprocessing`
+    with spawn).
 
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """
