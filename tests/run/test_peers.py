@@ -13,7 +13,6 @@ from fsdfm.checkpoint import load_model
 from fsdfm.flow import PolynomialSchedule
 from fsdfm.generate import SamplerConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
-from fsdfm.peers.llada import LLaDARule
 from fsdfm.peers.remdm import Cap
 from fsdfm.peers.sampling import PEER_RULES, DuoRule, LawRule
 from fsdfm.run import ImportConfig, import_weights
@@ -159,14 +158,16 @@ def test_the_grid_tail_spends_its_last_call_where_almost_no_noise_is_left():
     assert SamplerConfig(grid="tail", steps=1).make_grid(start, schedule).times[0].tolist() == [0, 1]
 
 
-def test_calls_are_those_that_were_made(tmp_path):
-    """A text about which a step asks nothing needs no call: every mask is revealed in the first of these eight."""
+def test_calls_in_which_a_text_asks_nothing_are_not_counted(tmp_path):
+    """With a threshold that everything passes, all masks are revealed in the first of eight calls."""
     imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
-    lm = fsdfm.load(tmp_path / "out", device="cpu")
-    sure = LLaDARule(threshold=1e-9, temperature=1.0)
-    assert lm.generate(length=8, steps=8, jump=sure).calls == 1
-    assert lm.generate(length=8, steps=8, jump="mdlm").calls == 8
-    assert lm.generate(length=8, steps=64, jump="exact").calls <= 9  # a position a call at most, and the last step
+    for jump, made in (("llada:threshold=1e-9,temperature=1", 1), ("mdlm", 8)):
+        request = EvaluationRequest(
+            **{"model": str(tmp_path / "out"), "held_out": str(held_out(tmp_path)), "steps": "8", "num": 2},
+            **{"length": 16, "jump": jump, "metrics": "diversity", "controls": False, "threads": 1},
+        )
+        evaluation = run_evaluation(request, console=Console(file=io.StringIO())).evaluation
+        assert evaluation.row(8).facts["calls_made"] == made
 
 
 def test_a_block_for_every_call_is_the_arg_max_of_each(tmp_path):

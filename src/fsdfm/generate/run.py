@@ -93,6 +93,7 @@ class GenerationRun:
         self.last_changed = torch.zeros_like(self.x)
         self.changes = torch.zeros(len(requests), self.steps, dtype=torch.int64)
         self.calls = torch.zeros(len(requests), dtype=torch.int64)
+        self.asked = torch.zeros_like(self.calls)  # calls without those that a text had nothing to ask in
         self.num_blocks = torch.zeros_like(self.calls)
         self.starts = torch.full((len(requests),), math.nan, dtype=torch.float64)
         self.seconds = torch.zeros(len(requests), dtype=torch.float64)
@@ -196,7 +197,7 @@ class GenerationRun:
         )
         while not sampler.done:
             question = sampler.question()
-            self.calls[rows] += _asked(question)
+            self.asked[rows] += _asked(question)
             step = sampler.answer(_answered((yield question)))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
@@ -204,6 +205,7 @@ class GenerationRun:
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
             yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed))
+        self.calls[rows] += self.steps
         self.num_blocks[rows] += 1
 
     # --- blind repair -------------------------------------------------------------------------------------------------
