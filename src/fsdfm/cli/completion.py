@@ -17,6 +17,7 @@ RULE_NAMES = (  # fsdfm.flow.RULES, those of the peers included
     "instant",
     "systematic",
     "spaced",
+    "sweep",
     "dream",
     "dream-entropy",
     "llada",
