@@ -156,9 +156,8 @@ def test_a_text_without_damage_is_said_to_have_none(page, live):
     page.put("damaged", "a text")
     page.put("steps", 2)
     page.go()
-    replaced = live.models["tiny"].repair("a text", steps=2, seed=2).replaced
-    told = page.js("return document.querySelector('#results article').textContent")
-    assert ("changed nothing" in told) is not any(replaced)
+    assert not any(live.models["tiny"].repair("a text", steps=2, seed=2).replaced)
+    assert "changed nothing" in page.js("return document.querySelector('#results article').textContent")
 
 
 def test_the_code_is_of_the_text_that_is_seen(page, live):

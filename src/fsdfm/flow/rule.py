@@ -389,7 +389,7 @@ RULES: dict[str, StepRule] = {
 
 def find_rule(text: str) -> StepRule:
     """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
-    name, colon, words = text.partition(":")
+    name, colon, words = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in RULES:
         raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
     rule, options = RULES[name], {}
