@@ -31,6 +31,7 @@ NAMES = [
     "stories-fewstep",
     "stories-linked",
     "stories-paper",
+    "stories-reward",
     "tiny-causal",
     "tiny-dfm",
     "tiny-fewstep",

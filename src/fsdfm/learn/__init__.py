@@ -27,6 +27,7 @@ from fsdfm.learn.path import (
     TimeGrid,
     make_path_objective,
 )
+from fsdfm.learn.reward import REWARDS, RewardConfig, RewardObjective, make_reward_objective, register_reward
 from fsdfm.learn.teacher import (
     TABLEAUS,
     NoTeacherConfig,
@@ -39,6 +40,7 @@ from fsdfm.learn.teacher import (
 
 __all__ = [
     "OBJECTIVES",
+    "REWARDS",
     "TABLEAUS",
     "TEACHERS",
     "CrossEntropy",
@@ -55,6 +57,8 @@ __all__ = [
     "PathConfig",
     "PathLoss",
     "PathObjective",
+    "RewardConfig",
+    "RewardObjective",
     "ShortcutConfig",
     "ShortcutTeacher",
     "Stage",
@@ -64,11 +68,13 @@ __all__ = [
     "TimeGrid",
     "TrainableDenoiser",
     "register_objective",
+    "register_reward",
     "register_teacher",
 ]
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("reward", RewardConfig, make_reward_objective)
 register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())  # noqa: ARG005 (one signature for all of its kind)
 register_teacher("none", NoTeacherConfig, lambda config: None)  # noqa: ARG005 (one signature for all of its kind)
 register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)
