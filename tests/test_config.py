@@ -10,6 +10,7 @@ from fsdfm.run.history import read_recipe
 
 NAMES = [
     "imported-dfm",
+    "novels-canvas",
     "paper-1300m-dfm",
     "paper-1300m-fewstep",
     "paper-1700m-dfm",

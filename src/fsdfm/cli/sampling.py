@@ -61,6 +61,9 @@ class SamplingOptions(NoiseSamplingOptions):
     start: Annotated[
         float | None, typer.Option(help="The time to start from; by default it follows from what is given.")
     ] = None
+    cache: Annotated[
+        str, typer.Option(help="off; prompt: keep what is computed of the prompt (faster, not exact); prompt:4: renew.")
+    ] = "off"
 
 
 @dataclass(frozen=True, kw_only=True)

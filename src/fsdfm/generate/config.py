@@ -33,6 +33,7 @@ class SamplerOptions(TypedDict, total=False):
     jump: str | StepRule | None
     grid: str | Grid
     start: float | None
+    cache: str
     keep_states: bool
 
 
@@ -50,6 +51,8 @@ class SamplerConfig:
     grid          uniform: equal steps in time; kappa: equal steps in kappa; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is; a blind repair estimates it
+    cache         off; prompt: the keys and values of what is given are those of the first call of a block, which is
+                  faster and not exact; prompt:4: they are renewed in every fourth call (`fsdfm.generate.cache`)
     keep_states   keep the text at every step in the result
     """
 
@@ -62,6 +65,7 @@ class SamplerConfig:
     jump: str | StepRule | None = None
     grid: str | Grid = "uniform"
     start: float | None = None
+    cache: str = "off"
     keep_states: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +75,7 @@ class SamplerConfig:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
         self.filter()
         self.rule()
+        self.refresh()
         self._check_grid()
 
     def filter(self) -> Filter | None:
@@ -87,6 +92,17 @@ class SamplerConfig:
         if jump not in RULES:
             raise ValueError(f"jump is {jump!r}; allowed are {', '.join(RULES)}")
         return RULES[jump]
+
+    def refresh(self) -> int | None:
+        """After how many calls the keys of what is given are renewed: 0 never, None: they are not kept."""
+        if self.cache == "off":
+            return None
+        name, _, calls = self.cache.partition(":")
+        if name != "prompt" or (calls and not calls.isdecimal()):
+            raise ValueError(
+                f"cache is {self.cache!r:.80}; allowed are off, prompt, and prompt:4 to renew every 4 calls"
+            )
+        return int(calls or 0)
 
     def advised(self, advice: Mapping[str, Any] | None) -> SamplerConfig:
         """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.
@@ -115,6 +131,8 @@ class SamplerConfig:
     def to_json(self) -> dict[str, Any]:
         """What a result file says of the sampler: every option that was chosen or advised, by its name."""
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states")}
+        if self.cache == "off":
+            del record["cache"]
         record["jump"] = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
         if isinstance(self.grid, Grid):
             record["grid"] = ",".join(f"{time:g}" for time in self.grid.times.flatten().tolist())

@@ -4,7 +4,8 @@ A `GenerationRun` asks for what it needs to know (`events` yields questions and 
 step; `run` answers its own questions, a server those of many runs at once.
 
 A row no longer than the training length is one block. A longer one is cut into overlapping blocks: each begins half a
-block before the end of the one before, and what is decided there stands fast.
+block before the end of the one before, and what is decided there stands fast. A canvas model (`fsdfm.model.context`)
+writes canvas after canvas and reads each once it is done.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
-from fsdfm.flow import Grid, Posterior, Question, Sampler
+from fsdfm.flow import Denoiser, Grid, Posterior, Question, Sampler
 from fsdfm.flow.posterior import LogitsHook, Rows
 from fsdfm.generate.blind import consistent_time
+from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import MAX_BLOCKS, Request, longest_text
 from fsdfm.generate.result import Generation, State, pieces_of
+from fsdfm.model.context import Context
 from fsdfm.noise import Noise
 
 __all__ = ["GenerationRun", "StepState", "cut_blocks"]
@@ -81,7 +84,9 @@ class GenerationRun:
         self.checkpoint, self.network, self.requests, self.config = checkpoint, network, requests, config
         self.observe, self.warnings = observe, list[str]()
         self.steps = config.num_steps()
-        self.extra = int(checkpoint.bos_id is not None)
+        self.canvas: int | None = getattr(checkpoint.model.config, "canvas", None)
+        self.contexts: list[Context | None] = [None] * len(requests)
+        self.extra = int(checkpoint.bos_id is not None and self.canvas is None)
         self.blocks = self._cut()
         self.x = torch.tensor([request.tokens for request in requests])
         self.frozen = torch.tensor([request.frozen for request in requests])
@@ -107,7 +112,8 @@ class GenerationRun:
                 return
             answer = None
             if isinstance(event, Question):
-                answer = self.network.posterior(event.x_t, event.t, event.h, rows=event.rows)
+                asked = event.denoiser or self.network
+                answer = asked.posterior(event.x_t, event.t, event.h, rows=event.rows)
             else:
                 yield event
 
@@ -117,6 +123,8 @@ class GenerationRun:
         for block, positions in enumerate(self.blocks):
             columns = torch.arange(positions.start, positions.stop)
             rows = self._open_rows(columns)
+            if self.canvas is not None and block:
+                self._read(self.blocks[block - 1])
             if len(rows):
                 yield from self._run_block(block, rows, columns)
                 self.seconds[rows] = time.perf_counter() - began
@@ -144,6 +152,8 @@ class GenerationRun:
     def _cut(self) -> list[range]:
         """The blocks of these texts, and a warning where there are several."""
         length, size = len(self.requests[0].tokens), self.checkpoint.length
+        if self.canvas is not None:
+            return self._cut_canvases(length, self.canvas)
         blocks = cut_blocks(length, size, extra=self.extra)
         if len(blocks) > 1:
             self._warn(
@@ -152,6 +162,29 @@ class GenerationRun:
                 "before is remembered"
             )
         return blocks
+
+    def _cut_canvases(self, length: int, size: int) -> list[range]:
+        if length > MAX_BLOCKS * size:
+            raise ValueError(
+                f"{length} tokens are too many; at most {MAX_BLOCKS * size} are possible, {MAX_BLOCKS} canvases of "
+                f"{size}: ask for less"
+            )
+        blocks = [range(start, min(start + size, length)) for start in range(0, length, size)]
+        for request in self.requests:
+            free = [i for i, frozen in enumerate(request.frozen) if not frozen]
+            if any(request.frozen[(free[0] // size + 1) * size :]):
+                self._warn(
+                    f"this model writes {size} tokens at a time after what stands before; what is given further "
+                    "behind is not seen until then"
+                )
+        return blocks
+
+    def _read(self, positions: range) -> None:
+        """Let every text that goes on read its last canvas."""
+        for row in range(len(self.requests)):
+            if self._end(row) is None:
+                tokens = self.x[row : row + 1, positions.start : positions.stop].to(self.network.runtime.device)
+                self.contexts[row] = self.network.read(tokens, self.contexts[row])
 
     # --- one block ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +203,7 @@ class GenerationRun:
         noise = Noise(config.seed, [self.requests[row].sample_index(block) for row in rows.tolist()])
         kept = frozen | self.draft[rows][:, None]
         x_t = torch.where(kept, x_t, path.source.sample(noise, x_t.shape[1]))
+        denoiser = self._denoiser(rows)
         x_t, starts = yield from self._start(x_t, frozen, rows, num_bos=num_bos, noise=noise)
         grid = config.make_grid(starts, path.schedule)
         self._warn_of_step_sizes(grid)
@@ -187,16 +221,29 @@ class GenerationRun:
             filter=config.filter(),
             hook=self._hook(rows, columns, extra),
         )
+        denoiser = denoiser or self._cached(frozen)
         while not sampler.done:
-            step = sampler.answer(_answered((yield sampler.question())))
+            step = sampler.answer(_answered((yield replace(sampler.question(), denoiser=denoiser))))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
             changed[:, columns] = step.jumps[:, extra:].cpu()
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
             yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed))
-        self.calls[rows] += self.steps
+        self.calls[rows] += sampler.calls
         self.num_blocks[rows] += 1
+
+    def _denoiser(self, rows: Tensor) -> Denoiser | None:
+        """Who is asked about these rows where they have read something; None: the network."""
+        contexts = [self.contexts[row] for row in rows.tolist()]
+        return self.network.after(contexts) if any(context is not None for context in contexts) else None
+
+    def _cached(self, frozen: Tensor) -> Denoiser | None:
+        """Who is asked where the keys and values of what is given are kept; None: the network."""
+        refresh = self.config.refresh()
+        if refresh is None or not bool(frozen.any()):
+            return None
+        return PromptCache(self.network, frozen, refresh=refresh)
 
     def _told(self, state: StepState) -> StepState:
         """The state of a step, kept where states are asked for."""
@@ -236,7 +283,8 @@ class GenerationRun:
         t = next(search)
         while True:
             told = t.to(device, precise)
-            posterior = yield Question(x_t.to(device), told, (1 - told).clamp(max=finest), None)
+            h = (1 - told).clamp(max=finest)
+            posterior = yield Question(x_t.to(device), told, h, None, self._denoiser(rows))
             self.calls[rows] += 1
             shown = _shown_probability(_answered(posterior), x_t.to(device), mask_token=path.source.mask_token)
             try:

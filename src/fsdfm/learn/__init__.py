@@ -3,6 +3,7 @@
 What a recipe may name as a kind is registered here, one line each; see `register_objective` for how to add your own.
 """
 
+from fsdfm.learn.canvas import CanvasConfig, CanvasObjective, make_canvas_objective
 from fsdfm.learn.causal import NextTokenConfig, NextTokenObjective
 from fsdfm.learn.fewstep import FewStepConfig, FewStepObjective, make_few_step_objective
 from fsdfm.learn.objective import (
@@ -43,6 +44,8 @@ __all__ = [
     "REWARDS",
     "TABLEAUS",
     "TEACHERS",
+    "CanvasConfig",
+    "CanvasObjective",
     "CrossEntropy",
     "FewStepConfig",
     "FewStepObjective",
@@ -74,6 +77,7 @@ __all__ = [
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("canvas", CanvasConfig, make_canvas_objective)
 register_objective("reward", RewardConfig, make_reward_objective)
 register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())  # noqa: ARG005 (one signature for all of its kind)
 register_teacher("none", NoTeacherConfig, lambda config: None)  # noqa: ARG005 (one signature for all of its kind)

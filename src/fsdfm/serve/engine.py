@@ -88,8 +88,10 @@ class _Seat:
     question: Question | None = None
 
     def key(self) -> tuple[int, int, bool]:
+        """What fits together has the same; who asks a denoiser of its own asks alone."""
         assert self.question is not None
-        return id(self.job.lm.network), self.question.x_t.shape[1], self.question.rows is None
+        asked = self.job.lm.network if self.question.denoiser is None else self.question.denoiser
+        return id(asked), self.question.x_t.shape[1], self.question.rows is None
 
     def advance(self, posterior: Posterior | None) -> bool:
         """On to the next question; whether there is one."""
@@ -331,5 +333,5 @@ def _ask(group: Sequence[_Seat]) -> Posterior:
     x_t, t, h = (torch.cat([getattr(question, name) for question in questions]) for name in ("x_t", "t", "h"))
     length = x_t.shape[1]
     rows = [question.rows + index * length for index, question in enumerate(questions) if question.rows is not None]
-    network = group[0].job.lm.network
+    network = questions[0].denoiser or group[0].job.lm.network
     return network.posterior(x_t, t, h, rows=torch.cat(rows) if rows else None)
