@@ -27,11 +27,28 @@ if TYPE_CHECKING:
 __all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "takes_groups"]
 
 
+def _read_steps(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.removeprefix("-").isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a whole number or auto")
+    return int(text)
+
+
+StepsOption = Annotated[
+    Any | None,
+    typer.Option(parser=_read_steps, metavar="INTEGER|auto", help="Network calls for a block of text; 8 unless said."),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoiseSamplingOptions:
     """How texts are sampled that begin with nothing but noise."""
 
-    steps: Annotated[int | None, typer.Option(help="Network calls for a block of text; 8 unless said.")] = None
+    steps: StepsOption = None
+    target: Annotated[
+        str | None, typer.Option(help="With --steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
+    ] = None
     seed: SeedOption = 0
     temperature: Annotated[
         float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
@@ -44,10 +61,11 @@ class NoiseSamplingOptions:
     jump: Annotated[
         str | None,
         typer.Option(
-            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said."
+            help="exact, single (the paper's), instant, systematic, spaced; certain, bounded, stop adapt. The model's "
+            "advice, or exact, unless said."
         ),
     ] = None
-    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
+    grid: Annotated[str, typer.Option(help="uniform, kappa, fitted, or times such as 0,0.5,0.9,1.")] = "uniform"
 
     def options(self) -> SamplerOptions:
         """What the sampler wants to know."""

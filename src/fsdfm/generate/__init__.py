@@ -5,6 +5,7 @@ walk (the one loop), result, model (`load`, `lm`).
 """
 
 from fsdfm.generate.blind import consistent_time, expected_agreement
+from fsdfm.generate.budget import EntropyCurve, fit_curve
 from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions, check_advice, read_advice
 from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
 from fsdfm.generate.request import Begin, Request
@@ -14,6 +15,7 @@ __all__ = [
     "MAX_STEPS",
     "Begin",
     "Corruption",
+    "EntropyCurve",
     "Generation",
     "LanguageModel",
     "Request",
@@ -24,6 +26,7 @@ __all__ = [
     "check_advice",
     "consistent_time",
     "expected_agreement",
+    "fit_curve",
     "load",
     "pieces_of",
     "read_advice",

@@ -52,13 +52,17 @@ def cut_blocks(length: int, size: int, *, extra: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class StepState:
-    """A step of a block: which rows it belongs to [n], their times [n], and what it changed, bool [n, length]."""
+    """A step of a block: which rows it belongs to [n], their times [n], and what it changed, bool [n, length].
+
+    done   whether it was the last of its block
+    """
 
     block: int
     step: int
     rows: Tensor
     t: Tensor
     changed: Tensor
+    done: bool = False
 
 
 Event = Question | StepState
@@ -145,6 +149,13 @@ class GenerationRun:
             tokenizer=self.checkpoint.tokenizer,
         )
 
+    def tokens(self, row: int, start: int, stop: int) -> list[int]:
+        """The tokens of a text at positions start .. stop-1, up to its end and without what begins it."""
+        request, end = self.requests[row], self._end(row)
+        last = stop if end is None else min(stop, end)
+        found: list[int] = self.x[row, max(start, request.num_bos) : last].tolist()
+        return found
+
     def results(self) -> list[Generation]:
         """What came of every request, in their order."""
         return [self._result(row) for row in range(len(self.requests))]
@@ -229,7 +240,7 @@ class GenerationRun:
             changed[:, columns] = step.jumps[:, extra:].cpu()
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
-            yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed))
+            yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed, sampler.done))
         self.calls[rows] += sampler.calls
         self.num_blocks[rows] += 1
 

@@ -27,7 +27,7 @@ MAX_SEED = 2**63 - 1
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Span = Annotated[list[int], Field(min_length=2, max_length=2)]
-Jump = Literal["exact", "single", "instant", "systematic", "spaced"]
+Jump = Literal["exact", "single", "instant", "systematic", "spaced", "certain", "bounded", "stop"]
 
 
 class _Body(BaseModel):
@@ -66,8 +66,11 @@ class Sampling(_Body):
         default=None, gt=0, le=1, description="Keep the likeliest tokens up to this probability."
     )
     top_k: int | None = Field(default=None, ge=1, le=2**31, description="Keep so many of the likeliest tokens.")
-    steps: int | None = Field(
-        default=None, ge=1, le=MAX_STEPS, description="Network calls for a block of text; 8 unless said."
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | Literal["auto"] | None = Field(
+        default=None, description="Network calls for a block of text; 8 unless said; auto: as `target` needs."
+    )
+    target: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, description="Of steps auto: quality=0.3 (nats per token), calls=8 or ms=500."
     )
     jump: Jump | None = Field(default=None, description="The rule of a step; the model's own advice unless said.")
     start: float | None = Field(

@@ -180,6 +180,7 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
 def _config(body: Sampling, lm: LanguageModel) -> SamplerConfig:
     return lm.sampler_config(
         steps=body.steps,
+        target=body.target,
         seed=secrets.randbelow(_SEEDS) if body.seed is None else body.seed,
         temperature=body.temperature,
         top_p=body.top_p,
