@@ -125,7 +125,7 @@ def test_a_missing_key_is_named():
 def test_recipes_that_are_not_there_or_not_toml(tmp_path):
     with pytest.raises(ValueError, match=r"no recipe 'tiny-dmf'; did you mean 'tiny-dfm'\?"):
         find_recipe("tiny-dmf")
-    with pytest.raises(ValueError, match="there are imported-dfm, paper-1300m-dfm"):
+    with pytest.raises(ValueError, match="there are imported-dfm, novels-canvas"):
         find_recipe("zzzz")
     (tmp_path / "broken.toml").write_text("[train\nsteps = ")
     with pytest.raises(ValueError, match=r"broken\.toml is not a TOML file"):

@@ -6,8 +6,17 @@ import pytest
 import torch
 from worlds import SCHEDULES, world
 
-from fsdfm.flow import RULES, CertainTurns, ExactDenoiser, Grid, Sampler, SamplerState, StableStop, sampler_law
-from fsdfm.flow import total_variation
+from fsdfm.flow import (
+    RULES,
+    CertainTurns,
+    ExactDenoiser,
+    Grid,
+    Sampler,
+    SamplerState,
+    StableStop,
+    sampler_law,
+    total_variation,
+)
 from fsdfm.noise import Noise
 
 V, L = 2, 3
@@ -80,7 +89,7 @@ def test_the_sampler_draws_from_the_enumerated_law(rule):
 
 
 def test_how_much_certainty_changes_the_law():
-    """At the same 3 calls the order by certainty is another law than the random order; how far is in docs/adaptive.md."""
+    """At the same 3 calls the order by certainty is another law than the random one; docs/adaptive.md says how far."""
     start = torch.full((V**L,), 1 / V**L, dtype=torch.float64)
     random_order = sampler_law(TRUTH, PATH, start, grid=Grid.uniform(3), jump=RULES["exact"])
     certain = exact_law(CertainTurns(), 3)

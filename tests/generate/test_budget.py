@@ -6,12 +6,12 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from tiny_models import random_bundle
 from worlds import SCHEDULES, world
 
 from fsdfm.flow import ExactDenoiser, ExactJump, Grid, sampler_law
 from fsdfm.generate import EntropyCurve, LanguageModel, SamplerConfig, fit_curve
-from fsdfm.generate.budget import Target, seconds_per_call
+from fsdfm.generate.budget import BudgetTarget, seconds_per_call
+from tiny_models import random_bundle
 
 LINEAR = EntropyCurve((4.0, 2.0, 0.0))
 STEEP = EntropyCurve(tuple(6 * math.exp(-4 * k / 16) for k in range(17)))
@@ -111,7 +111,7 @@ def test_a_model_advises_its_curve():
 @pytest.mark.parametrize("text", ["quality", "calls=2.5", "ms=-3", "speed=3", "quality=nan"])
 def test_a_target_that_cannot_be_read(text):
     with pytest.raises(ValueError, match="allowed are quality=0.3"):
-        Target.read(text)
+        BudgetTarget.read(text)
 
 
 def test_what_is_refused():

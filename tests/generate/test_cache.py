@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_models import random_bundle
 
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.generate.cache import PromptCache
+from tiny_models import random_bundle
 
 PROMPT = "a prompt of some length"
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_models import BYTES
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.generate import LanguageModel
 from fsdfm.model import DiT, ModelConfig
+from tiny_models import BYTES
 
 
 def canvas_model(window=16, **options):

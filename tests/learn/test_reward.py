@@ -133,7 +133,7 @@ def test_it_learns_the_tilted_law(method, bound):
 def test_two_independent_steps_gain_what_they_can():
     """With jumps and independent outputs the tilt is out of reach; E r - beta KL still grows to most of beta log Z."""
     parent, model, beta = TableNet(V, L, slots=2), TableNet(V, L, slots=2), 0.5
-    objective = objective_of(beta=beta, group=8, steps=2)
+    objective = objective_of(beta=beta, group=8, calls=2)
     first = fit(TableNet(V, L, slots=2), parent, objective, steps=1, size=4096)
     fit(model, parent, objective, steps=150)
     batch = TrainingBatch(torch.zeros(4096, L, dtype=torch.int64))
@@ -218,7 +218,7 @@ def test_an_own_reward_is_named_in_a_recipe(tmp_path, monkeypatch):
     [
         (["objective.beta=0"], "beta is 0.0; allowed are numbers above 0"),
         (["objective.group=1"], "group is 1"),
-        (["objective.jump=forced"], "jump is 'forced'; allowed are exact"),
+        (["objective.rule=forced"], "rule is 'forced'; allowed are exact"),
         (["objective.reward=lenght"], "objective.reward.kind is 'lenght'; allowed are"),
         (["objective.reward.without=5"], "without"),
     ],
@@ -242,8 +242,8 @@ def test_what_is_refused():
     dropping.config = type("C", (), {"dropout": 0.1})
     with pytest.raises(ValueError, match="dropout 0.1"):
         objective_of(group=2)(dropping, batch, noise, training_step=0, ema=JointTable())
-    with pytest.raises(ValueError, match="use jump exact"):
-        objective_of(group=2, jump="single")(JointTable(), batch, noise, training_step=0, ema=JointTable())
+    with pytest.raises(ValueError, match="use the rule exact"):
+        objective_of(group=2, rule="single")(JointTable(), batch, noise, training_step=0, ema=JointTable())
 
 
 def test_a_text_ends_where_it_ends():

@@ -9,7 +9,7 @@ from worlds import SCHEDULES, world
 
 from fsdfm.flow import RULES, Grid, sampler_law, transition_log_prob
 from fsdfm.flow.exact import all_states
-from fsdfm.learn.rollout import DrawnStep, Rollout, Tempered, roll_out, weighted_log_prob
+from fsdfm.learn.rollout import DrawnStep, DrawnTexts, Tempered, roll_out, weighted_log_prob
 from fsdfm.noise import Noise
 
 V, L = 3, 2
@@ -54,7 +54,7 @@ def test_summed_over_all_draws_it_is_the_samplers_law(name):
             elif not all(coins):
                 continue
             step = drawn(x_t, x_next, t=t, t_next=t_next, rule=rule, candidates=candidates)
-            p = torch.exp(log_prob(model, Rollout(PATH, rule, (step,))).double())
+            p = torch.exp(log_prob(model, DrawnTexts(PATH, rule, (step,))).double())
             possible = (candidates | (x_t == x_next)).all(1) if rule.redraws_candidates else True
             matrix += chance * (p * possible).view(n, n)
         law = law @ matrix

@@ -1,6 +1,6 @@
 """The options of sampling, declared once: every command that samples takes these, with these defaults and helps.
 
-`SamplingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two;
+`WritingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two;
 it is declared here so that help need not import torch). `takes_groups` turns a parameter of a group's type into the
 options of the group:
 
@@ -24,7 +24,7 @@ from fsdfm.cli.options import PrecisionOption, SeedOption
 if TYPE_CHECKING:
     from fsdfm.generate import SamplerOptions
 
-__all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "takes_groups"]
+__all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "WritingOptions", "takes_groups"]
 
 
 def _read_steps(text: str) -> int | str:
@@ -46,9 +46,6 @@ class NoiseSamplingOptions:
     """How texts are sampled that begin with nothing but noise."""
 
     steps: StepsOption = None
-    target: Annotated[
-        str | None, typer.Option(help="With --steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
-    ] = None
     seed: SeedOption = 0
     temperature: Annotated[
         float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
@@ -82,6 +79,15 @@ class SamplingOptions(NoiseSamplingOptions):
     cache: Annotated[
         str, typer.Option(help="off; prompt: keep what is computed of the prompt (faster, not exact); prompt:4: renew.")
     ] = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingOptions(SamplingOptions):
+    """How texts are sampled that somebody waits for: the number of calls may be left to the sampler."""
+
+    target: Annotated[
+        str | None, typer.Option(help="With --steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

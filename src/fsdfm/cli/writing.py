@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fsdfm.cli.output import Format, Output, watch
-from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
+from fsdfm.cli.sampling import Machine, WritingOptions, takes_groups
 from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def generate(
     suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in all; the model's length unless said.")] = None,
     *,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -55,7 +55,7 @@ def generate(
 def infill(
     text: Annotated[str, typer.Argument(help=r"[[6]] is a gap of six tokens, \[[ the two characters; - reads input.")],
     *,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -72,7 +72,7 @@ def repair(
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
     *,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -92,7 +92,7 @@ def repair(
     _report_repair(results, corruption)
 
 
-def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
+def _begin(shared: Shared, sampling: WritingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
     """Everything that can be wrong before the model is read, then the model."""
     import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.generate import SamplerConfig, load
@@ -105,7 +105,7 @@ def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple
 
 
 def _answer(
-    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: SamplingOptions, command: str
+    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: WritingOptions, command: str
 ) -> Sequence[Generation]:
     options: SamplerOptions = {**sampling.options(), "keep_states": shared.states}
     if shared.watch:

@@ -32,7 +32,7 @@ from fsdfm.noise import Noise, Purpose
 if TYPE_CHECKING:
     from fsdfm.generate.model import LanguageModel
 
-__all__ = ["EntropyCurve", "Target", "fit_curve", "seconds_per_call"]
+__all__ = ["BudgetTarget", "EntropyCurve", "fit_curve", "seconds_per_call"]
 
 Floats = npt.NDArray[np.float64]
 _CELLS = 64
@@ -103,14 +103,14 @@ class EntropyCurve:
 
 
 @dataclass(frozen=True)
-class Target:
+class BudgetTarget:
     """What an automatic budget aims at: `quality` nats of excess per token, so many `calls`, or `ms` milliseconds."""
 
     kind: str = "quality"
     value: float = DEFAULT_EXCESS
 
     @classmethod
-    def read(cls, text: str) -> Target:
+    def read(cls, text: str) -> BudgetTarget:
         """Of quality=0.3, calls=8 or ms=500."""
         kind, _, number = text.partition("=")
         try:

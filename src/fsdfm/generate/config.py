@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
 from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
-from fsdfm.generate.budget import EntropyCurve, Target
+from fsdfm.generate.budget import BudgetTarget, EntropyCurve
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advice", "read_advice"]
 
@@ -81,7 +81,7 @@ class SamplerConfig:
         if self.steps not in (None, "auto"):
             require_whole("steps", self.steps, 1, MAX_STEPS)
         if self.target is not None:
-            Target.read(self.target)
+            BudgetTarget.read(self.target)
             if self.steps != "auto":
                 raise ValueError(f"target is {self.target!r}, which belongs to steps auto, and steps is {self.steps}")
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
@@ -149,7 +149,7 @@ class SamplerConfig:
         """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here."""
         if self.steps != "auto":
             return self
-        target = Target() if self.target is None else Target.read(self.target)
+        target = BudgetTarget() if self.target is None else BudgetTarget.read(self.target)
         steps = target.steps(self.curve, seconds() if target.kind == "ms" else None)
         grid = "fitted" if self.grid == "uniform" and self.curve is not None else self.grid
         return replace(self, steps=steps, target=None, grid=grid)

@@ -38,7 +38,7 @@ from fsdfm.learn.losses import CHUNK
 from fsdfm.learn.objective import Outcome, SectionConfig, TrainableDenoiser
 from fsdfm.learn.path import CrossEntropy, PathObjective
 from fsdfm.learn.registry import Registry
-from fsdfm.learn.rollout import Rollout, Tempered, roll_out, weighted_log_prob
+from fsdfm.learn.rollout import DrawnTexts, Tempered, roll_out, weighted_log_prob
 from fsdfm.learn.teacher import ParentTeacher
 from fsdfm.noise import Noise
 
@@ -132,26 +132,26 @@ class RewardConfig:
     method: Literal["reinforce", "dpo"] = "reinforce"
     beta: float = 0.1  # the price of a nat of KL to the parent, in units of the reward
     group: int = 8  # draws after one prompt, which are compared with each other; divides the portion of a batch
-    steps: int = 1  # network calls of a draw
-    jump: str = "exact"  # the rule of a step
-    temperature: float = 1.0  # of the draws: the law that is trained is the one at this temperature
+    calls: int = 1  # network calls of a draw
+    rule: str = "exact"  # of a step, as sample.jump
+    heat: float = 1.0  # the temperature of the draws: the law that is trained is the one at this temperature
 
     def __post_init__(self) -> None:
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; allowed are numbers above 0: at 0 the reward's maximum is one text")
-        if self.group < 2 or self.steps < 1 or not self.temperature > 0:
+        if self.group < 2 or self.calls < 1 or not self.heat > 0:
             raise ValueError(
-                f"group is {self.group}, steps {self.steps}, temperature {self.temperature}; allowed are group >= 2, "
-                "steps >= 1 and a temperature above 0"
+                f"group is {self.group}, calls {self.calls}, heat {self.heat}; allowed are group >= 2, calls >= 1 and "
+                "a heat above 0"
             )
-        self.rule()
+        self.jump()
 
-    def rule(self) -> Jump:
+    def jump(self) -> Jump:
         """The rule that is named: one whose draws have a log-probability."""
-        found = RULES.get(self.jump)
+        found = RULES.get(self.rule)
         if not isinstance(found, Jump) or not (found.redraws_candidates or found.markov):
             known = [name for name, rule in RULES.items() if isinstance(rule, Jump)]
-            raise ValueError(f"jump is {self.jump!r}; allowed are {', '.join(known)}: others have no log-probability")
+            raise ValueError(f"rule is {self.rule!r}; allowed are {', '.join(known)}: others have no log-probability")
         return found
 
 
@@ -208,12 +208,12 @@ class RewardObjective:
     @property
     def step_sizes(self) -> Tensor:
         """That of its draws."""
-        return torch.tensor([1 / self.config.steps], dtype=torch.float64)
+        return torch.tensor([1 / self.config.calls], dtype=torch.float64)
 
     @property
     def teacher(self) -> ParentTeacher:
         """The parent, for the KL."""
-        return ParentTeacher(calls=self.config.steps)
+        return ParentTeacher(calls=self.config.calls)
 
     @property
     def teacher_share(self) -> float:
@@ -240,7 +240,7 @@ class RewardObjective:
     ) -> Outcome:
         """The loss of one draw per row; `ema` is the parent."""
         _check_dropout(model)
-        policy, parent = (Tempered(network, self.config.temperature) for network in (model, ema))
+        policy, parent = (Tempered(network, self.config.heat) for network in (model, ema))
         rollout = self._draw(policy, batch, noise)
         rewards = self._rewards(rollout.x_1, batch).to(rollout.x_1.device)
         features = rollout.features(policy)
@@ -260,9 +260,9 @@ class RewardObjective:
             "target_entropy": _unigram_entropy(rollout.x_1, batch.given),
         }
         t = torch.zeros(len(rewards), dtype=torch.float64)
-        return Outcome(loss, t, t + 1 / self.config.steps, -rewards, notes)
+        return Outcome(loss, t, t + 1 / self.config.calls, -rewards, notes)
 
-    def _draw(self, policy: Tempered, batch: TrainingBatch, noise: Noise) -> Rollout:
+    def _draw(self, policy: Tempered, batch: TrainingBatch, noise: Noise) -> DrawnTexts:
         """A text per row; the rows of a group share the first one's prompt."""
         size, group = len(batch.x_1), self.config.group
         if size % group:
@@ -275,7 +275,7 @@ class RewardObjective:
         if batch.given is not None:
             frozen = batch.given[first]
             x_0 = torch.where(frozen, batch.x_1[first], x_0)
-        grid, rule = Grid.uniform(self.config.steps), self.config.rule()
+        grid, rule = Grid.uniform(self.config.calls), self.config.jump()
         return roll_out(policy, self.path, x_0, grid=grid, noise=noise, rule=rule, frozen=frozen)
 
     def _rewards(self, x_1: Tensor, batch: TrainingBatch) -> Tensor:

@@ -27,7 +27,7 @@ from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_feature_loss, chunked_l
 from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.noise import Noise
 
-__all__ = ["DrawnStep", "Rollout", "Tempered", "roll_out", "weighted_log_prob"]
+__all__ = ["DrawnStep", "DrawnTexts", "Tempered", "roll_out", "weighted_log_prob"]
 
 _SAMPLES = 4  # whose logits live at a time, where positions are joint
 
@@ -84,7 +84,7 @@ class DrawnStep:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class DrawnTexts:
     """The steps of some texts; `x_1` is what they end in."""
 
     path: MixturePath
@@ -148,21 +148,21 @@ def roll_out(
     noise: Noise,
     rule: Jump,
     frozen: Tensor | None = None,
-) -> Rollout:
+) -> DrawnTexts:
     """Draw texts from x_0 along the grid, and keep what their log-probability needs."""
     if getattr(model, "joint", None) is not None and not rule.redraws_candidates:
-        raise ValueError(f"{rule} looks at marginals, and this model draws positions together; use jump exact")
+        raise ValueError(f"{rule} looks at marginals, and this model draws positions together; use the rule exact")
     recorder = _Recorder(rule)
     sampler = Sampler(path, x_0, grid=grid, noise=noise, rule=recorder, frozen=frozen)
     while not sampler.done:
         asked = sampler.question()
         sampler.answer(posterior_of(model, asked.x_t, asked.t, h=asked.h, rows=asked.rows))
-    return Rollout(path, rule, tuple(recorder.steps))
+    return DrawnTexts(path, rule, tuple(recorder.steps))
 
 
 def weighted_log_prob(
     model: TrainableDenoiser,
-    rollout: Rollout,
+    rollout: DrawnTexts,
     features: Sequence[Tensor],
     weight: Tensor,
     *,
@@ -183,7 +183,13 @@ def weighted_log_prob(
 
 
 def _independent_step(
-    model: TrainableDenoiser, rollout: Rollout, step: DrawnStep, *, features: Tensor, weight: Tensor, chunk: int | None
+    model: TrainableDenoiser,
+    rollout: DrawnTexts,
+    step: DrawnStep,
+    *,
+    features: Tensor,
+    weight: Tensor,
+    chunk: int | None,
 ) -> tuple[Tensor, Tensor]:
     """A step whose positions are independent: the rows that say something of it, a few at a time."""
     asked = step.candidates if rollout.rule.redraws_candidates else ~step.frozen
@@ -199,7 +205,7 @@ def _independent_step(
     return total, log_p.index_add(0, sample, -per_row.to(log_p))
 
 
-def _row_losses(rollout: Rollout, step: DrawnStep, rows: Tensor) -> ChunkLoss:
+def _row_losses(rollout: DrawnTexts, step: DrawnStep, rows: Tensor) -> ChunkLoss:
     """-log P of what each row did."""
     x_t, x_next = step.x_t.flatten()[rows], step.x_next.flatten()[rows]
     redraws, forbidden = step.redraws.to(x_t.device)[rows // step.x_t.shape[1]], rollout.path.source.mask_token
@@ -220,7 +226,7 @@ def _row_losses(rollout: Rollout, step: DrawnStep, rows: Tensor) -> ChunkLoss:
 
 
 def _joint_step(
-    model: Any, rollout: Rollout, step: DrawnStep, *, features: Tensor, weight: Tensor, chunk: int | None
+    model: Any, rollout: DrawnTexts, step: DrawnStep, *, features: Tensor, weight: Tensor, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     """A step whose texts were drawn whole; one without a candidate drew nothing."""
     length, joint = step.x_t.shape[1], model.joint
