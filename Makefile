@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-fast check format bench results docs mutants clean
+.PHONY: help setup demo browser test test-fast check format bench measure results docs mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,26 @@ bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	$(BIN)/fsdfm bench train --json bench-results/train.json
 	$(BIN)/fsdfm bench generate --json bench-results/generate.json
 	$(BIN)/fsdfm bench serve --json bench-results/serve.json
+
+# What is measured with is not part of the package: say where it is. The same command resumes; --processes 2 halves it.
+MODEL ?= fewstep
+NAME = $(notdir $(MODEL))
+NUM ?= 48
+FEW ?= 8
+HELD_OUT ?= valid.txt
+TRAINING ?= train.txt
+ALTERNATIVE ?= stories15m:stories15M.bin
+RESULTS ?= src/fsdfm/assets/demo/results
+EXTRA ?= --threads 1
+MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) --alternative $(ALTERNATIVE) $(EXTRA)
+JUDGES = --judge smollm2 --second-judge gemma3 --frontier none
+EVIDENCE = --training $(TRAINING) --mauve minilm --features trunk --metrics perplexity,diversity,distances,copying,mauve
+
+measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, an autoregressive model
+	$(MEASURE) $(JUDGES) $(EVIDENCE) --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
+	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
+	$(MEASURE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
+	$(BIN)/fsdfm results
 
 results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
 	$(BIN)/fsdfm results $(if $(CHECK),--check)

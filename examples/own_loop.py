@@ -36,11 +36,13 @@ def main() -> None:
         x_0 = path.source.sample(noise, LENGTH)
         h = SIZES[(torch.arange(BATCH) * 8 // BATCH - 3).clamp(min=0)]  # half of the rows take the smallest step
         t = torch.floor(noise.uniform(Purpose.TIME, 1)[:, 0] / h) * h  # a time that a sampler of steps h visits
-        x_t = path.sample(x_0, x_1, t, noise)
+        x_t = path.sample(x_0, x_1, t, noise=noise)
         logits = model(x_t, t, h)
         small = h == SIZES[0]
         loss = torch.where(
-            small, path_loss(logits, x_1, x_t, scalar(path, t, h)).mean(1), distilled(logits, ema, path, x_t, t, h)
+            small,
+            path_loss(logits, x_1, x_t, scalar=scalar(path, t, h)).mean(1),
+            distilled(logits, ema, path, x_t=x_t, t=t, h=h),
         ).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -62,7 +64,7 @@ def scalar(path: MixturePath, t: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where(t + h == 1, path.schedule.redraw(t, t + h) / h, path.schedule.mean_scalar(t, t + h))
 
 
-def distilled(logits, ema, path, x_t, t, h):  # type: ignore[no-untyped-def]
+def distilled(logits, ema, path, *, x_t, t, h):  # type: ignore[no-untyped-def]
     """KL(teacher || student): the teacher asks at t, takes half a step with the answer, asks there, averages (RK-2)."""
     with torch.no_grad():
         one = ema(x_t, t, h / 2)

@@ -65,7 +65,7 @@ def main() -> None:
         noise = Noise(0, range(step * BATCH, (step + 1) * BATCH))
         x_1 = tokens.unfold(0, LENGTH, 1)[torch.randint(len(tokens) - LENGTH, [BATCH])]
         t = torch.rand(BATCH, dtype=torch.float64)
-        x_t = path.sample(path.source.sample(noise, LENGTH), x_1, t, noise)
+        x_t = path.sample(path.source.sample(noise, LENGTH), x_1, t, noise=noise)
         loss = nn.functional.cross_entropy(model.logits_at(model.trunk(x_t, t, t)).flatten(0, 1), x_1.flatten())
         optimiser.zero_grad()
         loss.backward()

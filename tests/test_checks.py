@@ -9,12 +9,12 @@ from fsdfm.generate import SamplerConfig
 @pytest.mark.parametrize("value", [2.0, "3", None, True, float("inf"), float("nan"), 0, 9, [1]])
 def test_what_is_no_whole_number_is_a_sentence(value):
     with pytest.raises(ValueError, match="n is .*; allowed are whole numbers 1 <= n <= 8"):
-        require_whole("n", value, 1, 8)
+        require_whole("n", value, 1, high=8)
 
 
 def test_whole_numbers_of_other_libraries_are_whole_numbers():
     assert require_whole("n", np.int64(3), 1) == 3
-    assert require_whole("n", 8, 1, 8) == 8
+    assert require_whole("n", 8, 1, high=8) == 8
 
 
 @pytest.mark.parametrize("value", ["1", None, True, float("nan"), [1.0]])

@@ -19,3 +19,20 @@ def test_examples_run(file, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert len(file.read_text().splitlines()) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_notebook_runs(tmp_path):
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbclient ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="pip install nbclient ipykernel")
+    file = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
+    book = nbformat.read(file, as_version=4)
+    assert all(not cell.get("outputs") for cell in book.cells)  # no results are kept in it
+    nbclient.NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown = [output["data"] for cell in book.cells for output in cell.get("outputs", ()) if "data" in output]
+    timelines = [data["text/html"] for data in shown if "text/html" in data]
+    assert len(timelines) == 3
+    assert all(html.count("<figure") == 1 and "<script" not in html for html in timelines)

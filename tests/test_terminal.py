@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fsdfm.terminal import printable, say
+from fsdfm.terminal import draws_bars, printable, say
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,14 @@ def test_what_is_said_is_neither_markup_nor_folded():
     out = io.StringIO()
     say(Console(file=out, width=20, force_terminal=True), "x[/b] [red]not red[/red] \x1b[31m and a long line")
     assert out.getvalue() == "x[/b] [red]not red[/red] \\x1b[31m and a long line\n"
+
+
+def test_bars_move_on_terminals_and_in_notebooks_with_widgets(monkeypatch):
+    plain = Console(file=io.StringIO())
+    notebook = Console(file=io.StringIO(), force_jupyter=True)
+    assert not draws_bars(plain)
+    assert draws_bars(Console(file=io.StringIO(), force_terminal=True))
+    monkeypatch.setattr("fsdfm.terminal.find_spec", lambda name: None)
+    assert not draws_bars(notebook)
+    monkeypatch.setattr("fsdfm.terminal.find_spec", lambda name: name)
+    assert draws_bars(notebook)

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsdfm.checkpoint import Checkpoint
+from fsdfm.checkpoint import Checkpoint, save_model
 from fsdfm.data import Tokenizer
 from fsdfm.flow import MaskSource, MixturePath, MixtureSource, PolynomialSchedule, Schedule, Source, UniformSource
 from fsdfm.measure.judges import save_causal
@@ -28,6 +29,8 @@ def random_bundle(
     budgets: tuple[int, ...] | None = None,
     transition_rank: int = 0,
     posterior: JointConfig | None = None,
+    seed: int = 5,
+    **shape: Any,
 ) -> Checkpoint:
     """A random network over bytes, every weight drawn, so that all positions see each other."""
     path = MixturePath(SOURCES[source])
@@ -40,13 +43,19 @@ def random_bundle(
         conditioning="time" if budgets is None else "step",
         next_token=bos_id is not None,
         posterior=CRFConfig(rank=transition_rank) if transition_rank else posterior,
+        **shape,
     )
     model = DiT(config).eval()
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.2)
     return Checkpoint(model, path, BYTES, length, bos_id=bos_id, budgets=budgets)
+
+
+def save_tiny(folder: Path, seed: int = 5) -> Path:
+    """The folder of a random network over bytes."""
+    return save_model(folder, random_bundle(length=16, seed=seed))
 
 
 class KnownDenoiser(nn.Module):

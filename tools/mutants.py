@@ -25,7 +25,7 @@ SECONDS = 900  # an edit that makes a test wait for ever is noticed, too
 _NO_TESTS = 5  # pytest's code where nothing was run
 
 
-def copied_source(place: Path, file: str, old: str, new: str) -> Path:
+def copied_source(place: Path, file: str, old: str, *, new: str) -> Path:
     """A source tree in which one text is another; the large files are links."""
     shutil.copytree(SOURCE, place / "src" / "fsdfm", ignore=shutil.ignore_patterns("assets", "__pycache__"))
     (place / "src" / "fsdfm" / "assets").symlink_to(SOURCE / "assets")
@@ -44,7 +44,7 @@ def verdict(edit: list[str]) -> tuple[str, str]:
     told = f"{file}: {old!r} -> {new!r}"
     with tempfile.TemporaryDirectory() as folder:
         try:
-            source = copied_source(Path(folder), file, old, new)
+            source = copied_source(Path(folder), file, old, new=new)
         except (OSError, ValueError) as error:
             return "BROKEN", str(error)
         paths = [str(ROOT / "tests" / word) if (ROOT / "tests" / word).exists() else word for word in tests.split()]

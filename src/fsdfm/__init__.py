@@ -77,8 +77,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fsdfm' has no attribute {name!r}")
     if name in _GENERATE:
         import_module("fsdfm.peers")  # a checkpoint may advise one of their rules by name
+        import_module("fsdfm.generate").Generation.html = staticmethod(_timeline_html)
     place = "fsdfm.generate" if name in _GENERATE else "fsdfm.noise" if name == "Noise" else "fsdfm.flow"
     return getattr(import_module(place), name)
+
+
+def _timeline_html(text: Any) -> str:
+    """How a notebook shows a text: `fsdfm.show`, which stands above what makes texts, is imported when one is shown."""
+    timeline = import_module("fsdfm.show.timeline")
+    return str(timeline.notebook_html(timeline.Timeline.of(text)))
 
 
 def __dir__() -> list[str]:

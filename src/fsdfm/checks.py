@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["require_number", "require_whole"]
 
 
-def require_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+def require_whole(name: str, value: Any, low: int, *, high: int | None = None) -> int:
     """The value as an int if it is a whole number, low <= value <= high, of a whole number's type."""
     try:
         found = operator.index(value)

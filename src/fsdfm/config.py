@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-import fsdfm.measure.reward
-import fsdfm.peers  # noqa: F401  (both give objectives, rules and rewards their names)
+import fsdfm.measure.reward  # noqa: F401  (gives rewards their names)
+import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
 from fsdfm.files import did_you_mean, nearest
 from fsdfm.generate import SamplerConfig
@@ -91,7 +91,7 @@ class ModelSection:
     """Which network, and where its weights come from: fresh, a parent, or a llama2.c checkpoint."""
 
     architecture: Literal["dit", "causal"] = "dit"  # causal: the baseline and judge, trained on the next token
-    preset: str | None = None  # tiny, 170m, 1300m, 1700m: a size with fresh weights
+    preset: str | None = None  # tiny, stories, 170m, 1300m, 1700m: a size with fresh weights
     parent: str | None = None  # a run or checkpoint to start from
     llama2c: str | None = None  # an autoregressive llama2.c .bin to start from
     llama2c_tokenizer: str | None = None  # its tokenizer.bin; None: it stands behind the weights
@@ -304,7 +304,7 @@ def _override(values: dict[str, Any], override: str) -> str:
 _NAMED_SECTIONS = ("objective.teacher", "objective.reward")  # a bare string is their kind, and `none` is one
 
 
-def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], where: str = "") -> None:
+def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], *, where: str = "") -> None:
     """Drop what a file says of a kind that an override has replaced, where the new kind does not use it."""
     for f in fields(cls):
         registry: Registry | None = f.metadata.get("registry")
@@ -319,7 +319,7 @@ def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], wher
         for key in [key for key in section if here + "kind" in given and key not in known]:
             if not any(name == here + key or name.startswith(f"{here}{key}.") for name in given):
                 del section[key]
-        _drop_replaced(entry.config, section, given, here)
+        _drop_replaced(entry.config, section, given, where=here)
 
 
 def _drop_replaced_flow(values: dict[str, Any], given: set[str]) -> None:

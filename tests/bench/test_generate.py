@@ -59,9 +59,10 @@ def test_every_key_is_measured():
     setting = GenerateBench("tiny", 8, 2, 1, compare=compare, batch=(1, 2), lengths=(4, 8), changes=SMALL)
     result = json.loads(json.dumps(bench_generate(setting)))
     keys = ["trunk_gemm_fraction", "over_trunk", "speedup_over_textbook", "textbook_over_forwards"]
-    keys += ["speedup_over_1024_steps", "int8_speedup"]
+    keys += ["speedup_over_1024_steps", "int8_speedup", "causal_text_over_autoregressive", "head_steps"]
     keys += ["bf16_speedup"] if multiplies_bfloat16() else []
     assert all(result[key] > 0 for key in keys)
+    assert result["crf_draw_over_trunk"] is not None
     assert result["textbook_is_void"] in (True, False)
     assert result["memory_over_textbook"] is None or 0 < result["memory_over_textbook"] < 2
     assert [row["length"] for row in result["sweeps"]["lengths"]] == [4, 8]
@@ -77,6 +78,17 @@ def test_a_sweep_alone_compares_nothing(tmp_path):
     assert result["over_trunk"] is None
     row = result["sweeps"]["lengths"][0]
     assert row["tokens_per_second"] == pytest.approx(4 / row["seconds"])
+
+
+def test_what_a_joint_posterior_costs():
+    setting = GenerateBench("stories", 6, 2, 1, compare=("trunk", "causal", "crf", "ar"), clock="cpu", changes=SMALL)
+    result = bench_generate(setting)
+    seconds = result["seconds"]
+    trunk = seconds["trunk"] / 2
+    assert result["causal_draw_over_trunk"] == pytest.approx((seconds["causal call"] - trunk) / trunk)
+    assert result["causal_text_over_autoregressive"] == seconds["causal text"] / seconds["autoregressive"]
+    assert result["head_steps"] == 6
+    assert result["over_trunk"] > 0
 
 
 @pytest.mark.parametrize(

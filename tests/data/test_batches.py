@@ -19,7 +19,9 @@ EOS = 9999
 def corpus_of(num_tokens: int, starts: list[int] | None = None) -> Corpus:
     """A corpus whose token i is i, so that a row says where it comes from."""
     header = Header(1, True, "", EOS + 1, EOS, "<u4", {}, num_tokens=num_tokens)
-    return Corpus(Path(), header, np.arange(num_tokens, dtype=np.uint32), np.array(starts or [0], dtype=np.int64))
+    return Corpus(
+        Path(), header, np.arange(num_tokens, dtype=np.uint32), starts=np.array(starts or [0], dtype=np.int64)
+    )
 
 
 def shuffle(size: int, seed: int, epoch: int) -> list[int]:

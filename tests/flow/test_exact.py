@@ -258,10 +258,11 @@ def test_the_path_loss_is_smallest_at_the_true_posterior(source, schedule):
     kept = weight > 0
     table = exact.table(t).clamp(min=1e-30).log().requires_grad_()
     index = torch.arange(len(states)).repeat(len(states) ** 2)
-    losses = path_loss(table[index[kept]], x_1[kept], z[kept], schedule.scalar(t))
+    losses = path_loss(table[index[kept]], x_1[kept], z[kept], scalar=schedule.scalar(t))
     (gradient,) = torch.autograd.grad((weight[kept, None] * losses).sum(), table)
     assert float(gradient.abs().max()) < 1e-10
     (elsewhere,) = torch.autograd.grad(
-        (weight[kept, None] * path_loss(0.5 * table[index[kept]], x_1[kept], z[kept], schedule.scalar(t))).sum(), table
+        (weight[kept, None] * path_loss(0.5 * table[index[kept]], x_1[kept], z[kept], scalar=schedule.scalar(t))).sum(),
+        table,
     )
     assert float(elsewhere.abs().max()) > 1e-4

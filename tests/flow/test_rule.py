@@ -125,7 +125,9 @@ def test_log_probabilities_keep_their_digits_when_the_posterior_is_nearly_certai
     path = MixturePath(UniformSource(2))
     logits = torch.tensor([[[20.0, 20.0 - gap]]], dtype=torch.float64, requires_grad=True)
     redraws = jump.redraws(path.schedule, 0.25, 0.25 + 2.0**-10)
-    log_prob = transition_log_prob(logits, torch.tensor([[0]]), torch.tensor([[1]]), redraws, jump=jump, path=path)
+    log_prob = transition_log_prob(
+        logits, torch.tensor([[0]]), torch.tensor([[1]]), redraws=redraws, jump=jump, path=path
+    )
     (gradient,) = torch.autograd.grad(log_prob.sum(), logits)
     ratio = float(jump.leave_ratio(torch.tensor(math.exp(-gap) / (1 + math.exp(-gap))).double(), redraws))
     assert log_prob.item() == pytest.approx(math.log(ratio) - gap - math.log1p(math.exp(-gap)), rel=1e-12)
@@ -189,7 +191,9 @@ def test_what_cannot_be_stepped_is_an_error():
     with pytest.raises(ValueError, match="one sample index a row"):
         advance(SamplerState(x_t, *times, path, Noise(0)), ExactJump(), wide)
     with pytest.raises(ValueError, match="mask token included"):
-        transition_log_prob(torch.zeros(2, 4, 2), x_t, x_t, redraws, jump=ExactJump(), path=MixturePath(MaskSource(3)))
+        transition_log_prob(
+            torch.zeros(2, 4, 2), x_t, x_t, redraws=redraws, jump=ExactJump(), path=MixturePath(MaskSource(3))
+        )
     with pytest.raises(ValueError, match="allowed"):
         LiteralJump(SystematicJump())
 
@@ -217,7 +221,7 @@ class TestStratified:
         jump, noise = SystematicJump(ExactJump()), Noise(0, range(rows))
         bounds = -torch.expm1(-jump.redraws(self.schedule, self.grid.times[:-1], self.grid.times[1:]))
         table = bounds.expand(rows, -1)
-        coins = [jump.coins(noise, length, step, table[:, : step + 1]) for step in range(16)]
+        coins = [jump.coins(noise, length, step, bounds=table[:, : step + 1]) for step in range(16)]
         return torch.stack([coin < bounds[step] for step, coin in enumerate(coins)]), bounds, coins
 
     def test_every_step_keeps_its_probability(self):
@@ -250,7 +254,7 @@ class TestStratified:
         path, x = MixturePath(UniformSource(3)), torch.zeros(1, 1, dtype=torch.int64)
         redraws = SystematicJump().redraws(path.schedule, torch.tensor([0.1]), torch.tensor([0.2]))
         with pytest.raises(ValueError, match="not Markov"):
-            transition_log_prob(torch.zeros(1, 1, 3), x, x, redraws, jump=SystematicJump(), path=path)
+            transition_log_prob(torch.zeros(1, 1, 3), x, x, redraws=redraws, jump=SystematicJump(), path=path)
         with pytest.raises(ValueError, match="not Markov"):
             SystematicJump().kernel(torch.ones(1, 3) / 3, x[0], redraws)
 
@@ -262,7 +266,7 @@ class TestSpaced:
         jump, noise, schedule = LowDiscrepancyJump(), Noise(0, range(rows)), schedule or PolynomialSchedule()
         bounds = -torch.expm1(-jump.redraws(schedule, self.grid.times[:-1], self.grid.times[1:]))
         table = bounds.expand(rows, -1)
-        coins = [jump.coins(noise, length, step, table[:, : step + 1]) for step in range(8)]
+        coins = [jump.coins(noise, length, step, bounds=table[:, : step + 1]) for step in range(8)]
         return torch.stack([coin < bounds[step] for step, coin in enumerate(coins)]), bounds
 
     @pytest.mark.parametrize("schedule", [PolynomialSchedule(), PolynomialSchedule(2)])
@@ -313,7 +317,9 @@ def test_log_probabilities_are_the_log_of_the_kernel(jump, source, t, t_next):
         allowed /= allowed.sum()
     redraws = jump.redraws(path.schedule, t, t_next).expand(vocab * vocab)
     x_t, x_next = (x[:, None] for x in torch.cartesian_prod(torch.arange(vocab), torch.arange(vocab)).T)
-    log_prob = transition_log_prob(p.log().expand(vocab * vocab, 1, -1), x_t, x_next, redraws, jump=jump, path=path)
+    log_prob = transition_log_prob(
+        p.log().expand(vocab * vocab, 1, -1), x_t, x_next, redraws=redraws, jump=jump, path=path
+    )
     kernel = kernel_matrix(jump, allowed, path.schedule, t, t_next)
     if isinstance(path.source, MaskSource):  # revealed positions stay for certain
         kernel[:-1] = torch.eye(vocab, dtype=torch.float64)[:-1]
@@ -327,11 +333,11 @@ def test_log_probabilities_know_filters_and_frozen_positions():
     redraws = SingleJump().redraws(path.schedule, 0.2, 0.6)
     options = {"jump": SingleJump(), "path": path}
     logits = p.log().expand(16, 1, -1)
-    log_prob = transition_log_prob(logits, x_t, x_next, redraws, filter=Filter(top_k=2), **options)
+    log_prob = transition_log_prob(logits, x_t, x_next, redraws=redraws, filter=Filter(top_k=2), **options)
     kernel = kernel_matrix(SingleJump(), kept, path.schedule, 0.2, 0.6)
     assert torch.allclose(log_prob.exp().view(4, 4), kernel, atol=1e-12)
     frozen = torch.ones(16, 1, dtype=torch.bool)
-    held = transition_log_prob(logits, x_t, x_next, redraws, frozen=frozen, **options)
+    held = transition_log_prob(logits, x_t, x_next, redraws=redraws, frozen=frozen, **options)
     assert torch.equal(held.exp().view(4, 4), torch.eye(4, dtype=torch.float64))
 
 
@@ -341,7 +347,7 @@ def test_log_probabilities_of_the_issue():
 
     def log_prob(jump, x_next):
         redraws = jump.redraws(path.schedule, torch.tensor([0.5]), torch.tensor([0.75]))
-        return float(transition_log_prob(p.log()[None, None], stay, x_next, redraws, jump=jump, path=path))
+        return float(transition_log_prob(p.log()[None, None], stay, x_next, redraws=redraws, jump=jump, path=path))
 
     assert log_prob(ExactJump(), stay) == pytest.approx(math.log((1 - w) + w * 0.7))
     assert log_prob(ExactJump(), move) == pytest.approx(math.log(w * 0.2))
@@ -362,7 +368,7 @@ def test_log_probabilities_have_finite_gradients(jump, source, t_next, certain):
     x_t = torch.tensor([[0, 3, 3], [3, 0, 3]])
     x_next = torch.tensor([[0, 0, 3], [3, 0, 1]])
     redraws = jump.redraws(path.schedule, torch.full((2,), 0.25), torch.full((2,), t_next))
-    log_prob = transition_log_prob(logits, x_t, x_next, redraws, jump=jump, path=path)
+    log_prob = transition_log_prob(logits, x_t, x_next, redraws=redraws, jump=jump, path=path)
     assert not bool(torch.isnan(log_prob).any())
     possible = torch.isfinite(log_prob)
     assert int(possible.sum()) >= 2

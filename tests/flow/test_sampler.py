@@ -276,7 +276,7 @@ def test_stratified_candidates_are_even_along_a_trajectory():
 def test_every_renoising_brings_new_noise():
     path, noise = MixturePath(UniformSource(1000)), Noise(0, range(2))
     x_t = torch.zeros(2, 200, dtype=torch.int64)
-    first, second = (path.renoise(x_t, 1.0, 0.0, noise, step=step) for step in (0, 1))
+    first, second = (path.renoise(x_t, 1.0, 0.0, noise=noise, step=step) for step in (0, 1))
     assert float((first == second).double().mean()) < 0.05
     assert float((first == path.source.sample(noise, 200)).double().mean()) < 0.05
 
@@ -306,7 +306,7 @@ def test_churn_needs_the_independent_coupling():
     with pytest.raises(ValueError, match="independent"):
         trajectory(Toy(11), path, x_0, grid=Grid.uniform(2), noise=Noise(0), renoise=1.0)
     with pytest.raises(ValueError, match="independent"):
-        path.renoise(x_0, 0.5, 0.2, Noise(0))
+        path.renoise(x_0, 0.5, 0.2, noise=Noise(0))
 
 
 @given(

@@ -59,10 +59,10 @@ def test_path_shows_data_with_probability_kappa(schedule):
     path, noise = MixturePath(UniformSource(10), schedule), Noise(0, range(50))
     x_1 = torch.full((50, 2000), 3)
     x_0 = torch.full((50, 2000), 7)
-    assert torch.equal(path.sample(x_0, x_1, 0.0, noise), x_0)
-    assert torch.equal(path.sample(x_0, x_1, 1.0, noise), x_1)
+    assert torch.equal(path.sample(x_0, x_1, 0.0, noise=noise), x_0)
+    assert torch.equal(path.sample(x_0, x_1, 1.0, noise=noise), x_1)
     t = torch.linspace(0, 1, 50)
-    shares = (path.sample(x_0, x_1, t, noise) == 3).double().mean(1)
+    shares = (path.sample(x_0, x_1, t, noise=noise) == 3).double().mean(1)
     assert torch.allclose(shares, schedule.kappa(t), atol=0.05)
 
 
@@ -79,9 +79,9 @@ def test_the_coupling_is_an_argument():
 
 def test_ends_of_different_shape_are_an_error():
     with pytest.raises(ValueError, match="must agree"):
-        MixturePath(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, noise=Noise(0))
     with pytest.raises(ValueError, match="one sample index a row"):
-        MixturePath(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, Noise(0))
+        MixturePath(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, noise=Noise(0))
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -91,12 +91,12 @@ def test_renoising_goes_back_to_the_marginal_of_the_earlier_time(source, t, t_ba
     exact, states = ExactDenoiser(path, p_1=p_1), all_states(path.source.vocab_size, 2)
     rows = 40_000
     now = torch.multinomial(exact.marginal(t), rows, replacement=True, generator=torch.Generator().manual_seed(1))
-    back = path.renoise(states[now], t, t_back, Noise(2, range(rows)))
+    back = path.renoise(states[now], t, t_back, noise=Noise(2, range(rows)))
     index = (back * torch.tensor([path.source.vocab_size, 1])).sum(1)
     shares = torch.bincount(index, minlength=len(states)) / rows
     assert float((shares - exact.marginal(t_back)).abs().sum() / 2) < 0.02
     with pytest.raises(ValueError, match="back in time"):
-        path.renoise(states[now], 0.2, 0.3, Noise(2, range(rows)))
+        path.renoise(states[now], 0.2, 0.3, noise=Noise(2, range(rows)))
 
 
 @pytest.mark.parametrize("source", SOURCES)

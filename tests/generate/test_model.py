@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fsdfm
-import fsdfm.peers
+import fsdfm.peers  # noqa: F401  (gives their rules their names)
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import RULES, Grid, Independent, Jump, MixturePath, PolynomialSchedule, sample
 from fsdfm.generate import LanguageModel, SamplerConfig
@@ -335,3 +335,14 @@ def test_spoilt_weights_are_refused():
         bundle.model.blocks[1].mlp.out.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="blocks.1.mlp.out.weight hold NaN"):
         LanguageModel(bundle)
+
+
+def test_a_notebook_shows_the_timeline_with_the_text_escaped():
+    hostile = b"<script>alert(1)</script>"
+    assert fsdfm.load  # says how a notebook shows texts
+    text = LanguageModel(known_bundle(wants(0, *hostile), length=1 + len(hostile))).generate(steps=2)
+    assert text.text == hostile.decode()
+    html = text._repr_html_()
+    assert html.count("<figure") == html.count("<style>") == 1
+    assert "<script" not in html
+    assert "&lt;" in html

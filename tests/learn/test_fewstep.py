@@ -35,7 +35,7 @@ def test_distillation_is_the_forward_kl_to_the_teacher():
     sizes = torch.tensor([0.5], dtype=torch.float64)
     objective = FewStepObjective(path, teacher=teacher, step_sizes=sizes)
     outcome = objective(model, batch, noise, training_step=0, ema=ema)
-    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise=noise)
     target = teacher.target(ema, path, x_t, t=outcome.t, h=outcome.h, noise=noise)
     log_p = target.log_probs(slice(None), forbidden=None)
     log_q = torch.log_softmax(model(x_t, outcome.t, outcome.h) / 2.0, -1).flatten(0, 1)
@@ -115,7 +115,7 @@ def test_large_steps_take_the_pairs_that_are_made_for_them():
     expected = torch.where(h >= 1, 8, torch.where(h >= 0.25, 7, 2))
     assert set(expected.tolist()) == {2, 7, 8}
     assert torch.equal(shown, expected[:, None].expand_as(shown))
-    rows = settled(path, batch, noise, h)
+    rows = settled(path, batch, noise, h=h)
     large = h >= 0.25
     assert bool(rows.given[large, 0].all())
     assert not bool(rows.given[large, 1:].any())

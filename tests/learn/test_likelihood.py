@@ -28,7 +28,7 @@ def test_a_chain_learns_the_likelihood_of_its_chain():
     batch, noise = batch_of(path, given=given, real=real)
     objective = PathObjective(path, loss=CrossEntropy())
     outcome = objective(model, batch, noise, training_step=0, ema=model)
-    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise=noise)
     x_t[:, 0] = batch.x_1[:, 0]
     u = model(x_t, outcome.t, outcome.h)
     for row, length in ((0, LENGTH - 2), (1, LENGTH)):

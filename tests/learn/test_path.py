@@ -39,8 +39,8 @@ def test_the_path_objective_is_the_mean_path_loss():
     outcome = PathObjective(path)(model, batch, noise, training_step=0, ema=model)
     h = torch.full((BATCH,), 2.0**-10, dtype=torch.float64)
     t = MultiplesOfH()(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise)
-    expected = path_loss(model(x_t, t, h), batch.x_1, x_t, path.schedule.mean_scalar(t, t + h))
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise=noise)
+    expected = path_loss(model(x_t, t, h), batch.x_1, x_t, scalar=path.schedule.mean_scalar(t, t + h))
     assert torch.allclose(outcome.loss, expected.mean(), rtol=1e-5)
     assert torch.allclose(outcome.sample_loss, expected.mean(1), rtol=1e-4)
     p_t = torch.softmax(model(x_t, t, h), -1).gather(-1, x_t[..., None])[..., 0]
@@ -54,9 +54,9 @@ def test_chunked_gradients_are_those_of_plain_autograd():
     _, chunked = gradients(PathObjective(path), model, batch, noise)
     h = torch.full((BATCH,), 2.0**-10, dtype=torch.float64)
     t = MultiplesOfH()(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, t, noise=noise)
     model.zero_grad()
-    path_loss(model(x_t, t, h), batch.x_1, x_t, path.schedule.mean_scalar(t, t + h)).mean().backward()
+    path_loss(model(x_t, t, h), batch.x_1, x_t, scalar=path.schedule.mean_scalar(t, t + h)).mean().backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, chunked[name], rtol=1e-4, atol=1e-6), name
 
@@ -176,7 +176,7 @@ def test_the_mean_is_over_all_scored_positions_not_the_movable_ones():
     batch, noise = batch_of(path)
     objective = PathObjective(path, loss=CrossEntropy(), times=lambda h, u: torch.full_like(h, 0.5))
     outcome = objective(model, batch, noise, training_step=0, ema=model)
-    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise)
+    x_t = path.sample(path.sample_x_0(batch.x_1, noise), batch.x_1, outcome.t, noise=noise)
     logits = model(x_t, outcome.t, outcome.h)
     logits[..., path.source.mask_token] = -torch.inf
     nll = -torch.log_softmax(logits, -1).gather(-1, batch.x_1[..., None])[..., 0]

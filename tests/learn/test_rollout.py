@@ -20,7 +20,7 @@ STATES = all_states(V, L)
 def log_prob(model, rollout, chunk=256):
     ones = torch.ones(len(rollout.x_1))
     with torch.no_grad():
-        return weighted_log_prob(model, rollout, rollout.features(model), ones, chunk=chunk)[1]
+        return weighted_log_prob(model, rollout, rollout.features(model), weight=ones, chunk=chunk)[1]
 
 
 def drawn(x_t, x_next, *, t, t_next, rule, candidates):
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_plain_autograd():
     found = []
     for chunk in (None, 3):
         model.zero_grad()
-        total, _ = weighted_log_prob(model, rollout, rollout.features(model), weight, chunk=chunk)
+        total, _ = weighted_log_prob(model, rollout, rollout.features(model), weight=weight, chunk=chunk)
         total.backward()
         found.append([p.grad.clone() for p in model.parameters()])
     for a, b in zip(*found, strict=True):

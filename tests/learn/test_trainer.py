@@ -208,7 +208,7 @@ def test_the_reference_is_the_students_own_entropy():
         noise = Noise(0, portion.samples)
         outcome = objective(trainer.model, portion, noise, training_step=0, ema=trainer.model)
         chosen = outcome.h >= 2.0**-9
-        x_t = PATH.sample(PATH.sample_x_0(portion.x_1, noise), portion.x_1, outcome.t, noise)
+        x_t = PATH.sample(PATH.sample_x_0(portion.x_1, noise), portion.x_1, outcome.t, noise=noise)
         probs = torch.softmax(trainer.model(x_t, outcome.t, outcome.h / 2)[chosen], -1)
         if bool(chosen.any()):
             found.append(float(-(probs * probs.log()).sum(-1).mean().detach()))

@@ -40,6 +40,16 @@ def test_without_bos_its_first_token_is_left_out(folder: Path) -> None:
     assert len(np.unique(drawn.tokens[:, 0])) > 1
 
 
+@pytest.mark.parametrize("bos_id", [256, None])
+def test_it_continues_rows_with_noise_of_their_own(folder: Path, bos_id: int | None) -> None:
+    alternative = make_alternative(str(folder), BYTES, length=8)
+    given = np.arange(12, dtype=np.int32).reshape(4, 3)
+    first, again, other = (alternative.continue_rows(given, 4, bos_id=bos_id, copy=k, seed=0) for k in (0, 0, 1))
+    assert first.shape == (4, 4)
+    assert (first == again).all()
+    assert (first != other).any()
+
+
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="knows 12 tokens"):
         make_alternative(str(folder), BYTES, length=13)

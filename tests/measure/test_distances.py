@@ -17,9 +17,11 @@ from fsdfm.measure.distances import (
     split_scale,
     standardise_features,
     style_features,
+    trunk_features,
 )
 from fsdfm.measure.judges import TokenJudge
 from fsdfm.noise import Noise
+from tiny_models import random_bundle
 
 
 def brute(a: np.ndarray, b: np.ndarray, f: object) -> float:
@@ -127,3 +129,15 @@ def test_hidden_features_are_means_over_a_text_behind_its_first_token() -> None:
     assert found.tolist() == [[2.0, pytest.approx(14 / 3)], [0.0, 0.0], [2.0, pytest.approx(14 / 3)]]  # cut at 4 tokens
     with pytest.raises(ValueError, match="does not show its features"):
         hidden_features(judge(False))
+
+
+def test_trunk_features_are_means_of_the_finished_text_behind_its_first_token() -> None:
+    """A text's features are those of its tokens at t = 1 - h, whatever stands beside it, cut at the model's length."""
+    bundle = random_bundle(length=6)
+    found = trunk_features(bundle)(["abc", "", "abcdefgh"])
+    assert found.shape == (3, bundle.model.config.width)
+    h = torch.tensor([2.0**-10], dtype=torch.float64)
+    rows = bundle.model.trunk(torch.tensor([bundle.tokenizer.encode("abc")]), 1 - h, h)
+    assert found[0].tolist() == pytest.approx(rows[0].double().mean(0).tolist(), abs=1e-6)
+    assert (found[1] == 0).all()
+    assert (trunk_features(bundle)(["abcdef"])[0] == found[2]).all()

@@ -11,6 +11,7 @@ import torch
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel, SamplerConfig
+from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
@@ -31,14 +32,18 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr("fsdfm.measure.statistics.RESAMPLES", 100)
 
 
-def judge(seed=0, name="tiny"):
+def judge_model(seed):
     config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=64, dropout=0.0)
     model = CausalModel(config, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    return causal_judge(model, BYTES, name=name, bos_id=256)
+    return model.eval().requires_grad_(False)
+
+
+def judge(seed=0, name="tiny"):
+    return causal_judge(judge_model(seed), BYTES, name=name, bos_id=256)
 
 
 def real_rows(length=LENGTH):
@@ -80,7 +85,7 @@ def without_times(evaluation):
 def test_an_oracle_repairs_everything_and_continues_as_the_text_does():
     rows = real_rows()[:6]
     bundle = known_bundle(oracle(rows), length=LENGTH)
-    found = evaluate(bundle, Data(rows), judge(), options(metrics=("accuracy", "continuation", "bound")))
+    found = evaluate(bundle, Data(rows), judge(), options=options(metrics=("accuracy", "continuation", "bound")))
     for row in found.rows:
         assert row.metrics["accuracy"].value == 1
         assert row.metrics["accuracy_argmax"].value == 1
@@ -89,10 +94,29 @@ def test_an_oracle_repairs_everything_and_continues_as_the_text_does():
         assert given.value != pytest.approx(found.real["token_perplexity"].value, rel=1e-3)
 
 
+def test_brier_is_that_of_two_continuations_of_every_row():
+    """An oracle has 100, and one that knows nothing about 0: it is never right, and never says the same twice."""
+    rows = real_rows()[:6]
+    sure = evaluate(known_bundle(oracle(rows)), Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    assert sure.row(1).metrics["brier_lm"].value == 100.0
+    assert sure.row(1).metrics["brier_lm"].facts == {"contexts": 6, "samples": 2}
+    blank = known_bundle(lambda x_t, _: torch.zeros(*x_t.shape, 257))
+    chance = evaluate(blank, Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    assert chance.row(1).metrics["brier_lm"].value < 5
+
+
+def test_the_alternative_continues_the_same_rows_for_its_brier():
+    rows = real_rows()[:6]
+    alternative = Alternative("ar", judge_model(0))
+    bundle = known_bundle(oracle(rows))
+    found = evaluate(bundle, Data(real=rows, alternative=alternative), None, options(metrics=["brier"], steps=(1,)))
+    assert found.alternatives[0].metrics["brier_lm"].facts["contexts"] == 6
+
+
 def test_a_model_that_knows_nothing_repairs_by_chance():
     bundle = known_bundle(lambda x_t, t: torch.zeros(*x_t.shape, 257), length=LENGTH)
     rows = real_rows()
-    found = evaluate(bundle, Data(rows), None, options(num=40, steps=(1,), metrics=("accuracy", "trajectory")))
+    found = evaluate(bundle, Data(rows), None, options=options(num=40, steps=(1,), metrics=("accuracy", "trajectory")))
     metrics = found.rows[0].metrics
     assert metrics["accuracy"].value < 0.03
     assert metrics["accuracy_argmax"].value == 0  # token 0, which no text holds
@@ -103,14 +127,21 @@ def test_a_model_that_knows_nothing_repairs_by_chance():
 def test_the_start_of_a_repair_is_an_argument():
     for start, told in ((None, 0.5), (0.0, 0.0)):
         bundle = known_bundle(wants(97), length=LENGTH)
-        evaluate(bundle, Data(real_rows()), None, options(metrics=("accuracy",), steps=(2,), sampling={"start": start}))
+        evaluate(
+            bundle,
+            Data(real_rows()),
+            None,
+            options=options(metrics=("accuracy",), steps=(2,), sampling={"start": start}),
+        )
         times = [t for t, _ in bundle.model.told]
         assert times.count(told) >= 6
         assert (0.75 in times) == (start is None)
 
 
 def test_a_collapsed_sampler_is_flagged_and_an_honest_one_is_not():
-    collapsed = evaluate(known_bundle(wants(97), length=LENGTH), Data(real_rows()), judge(), options(steps=(2,)))
+    collapsed = evaluate(
+        known_bundle(wants(97), length=LENGTH), Data(real_rows()), judge(), options=options(steps=(2,))
+    )
     flags = collapsed.rows[0].flags
     assert any(flag.startswith("collapse: entropy_bits below real text's") for flag in flags)
     assert any("distinct_2" in flag for flag in flags)
@@ -119,7 +150,7 @@ def test_a_collapsed_sampler_is_flagged_and_an_honest_one_is_not():
     world, p_1 = unigram_world(length=100)
     uniform = Noise(7, range(20)).uniform(Purpose.DATA, 100)
     rows = torch.searchsorted(p_1.cumsum(0), uniform).clamp(max=256).numpy().astype(np.int32)
-    honest = evaluate(world, Data(rows), None, options(num=20, length=100, steps=(32,), metrics=("diversity",)))
+    honest = evaluate(world, Data(rows), None, options=options(num=20, length=100, steps=(32,), metrics=("diversity",)))
     assert honest.rows[0].flags == ()
     band = honest.real["entropy_bits"].facts["band"]
     assert band[0] < honest.real["entropy_bits"].low < honest.real["entropy_bits"].high < band[1]
@@ -127,7 +158,9 @@ def test_a_collapsed_sampler_is_flagged_and_an_honest_one_is_not():
 
 def test_a_judge_first_says_what_it_thinks_of_real_and_shuffled_text():
     rows = real_rows()[:6]
-    found = evaluate(random_bundle(length=LENGTH), Data(rows), judge(), options(steps=(1,), metrics=("perplexity",)))
+    found = evaluate(
+        random_bundle(length=LENGTH), Data(rows), judge(), options=options(steps=(1,), metrics=("perplexity",))
+    )
     documents = [BYTES.decode(part) for row in rows for part in _split(row.tolist())]
     assert found.real["token_perplexity"].value == pytest.approx(judge().score(documents).token_perplexity, rel=1e-6)
     assert found.judge["real"]["token_perplexity"]["value"] == found.real["token_perplexity"].value
@@ -149,7 +182,7 @@ def test_copying_is_measured_beside_that_of_real_text():
     rows = real_rows()
     training = np.concatenate([rows[0], rows[1]])
     bundle = known_bundle(oracle(rows[:1]), length=LENGTH)  # writes the first row, whatever the noise
-    found = evaluate(bundle, Data(rows, training=training), None, options(steps=(1,), metrics=("copying",)))
+    found = evaluate(bundle, Data(rows, training=training), None, options=options(steps=(1,), metrics=("copying",)))
     assert found.rows[0].metrics["copied_8grams"].value == 1
     assert found.rows[0].metrics["longest_copy"].facts["max"] == LENGTH
     assert 0 < found.real["copied_8grams"].value < 1
@@ -165,7 +198,9 @@ def test_evaluation_changes_nothing():
     weights = copy.deepcopy(bundle.model.state_dict())
     modes = [module.training for module in bundle.model.modules()]
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), matched=(MatchTarget("data"),), pilot=2))
+    found = evaluate(
+        bundle, Data(real_rows()), judge(), options=options(steps=(1,), matched=(MatchTarget("data"),), pilot=2)
+    )
     assert found.bound.value > 0
     assert [module.training for module in bundle.model.modules()] == modes
     assert all(torch.equal(value, weights[name]) for name, value in bundle.model.state_dict().items())
@@ -178,7 +213,7 @@ def test_the_batch_size_changes_no_number():
     bundle = random_bundle(length=LENGTH, bos_id=3)
     rows = real_rows()
     rows[:, 0] = 3
-    runs = [evaluate(bundle, Data(rows), judge(), options(steps=(2,), batch_size=size)) for size in (1, 4)]
+    runs = [evaluate(bundle, Data(rows), judge(), options=options(steps=(2,), batch_size=size)) for size in (1, 4)]
     assert without_times(runs[0]) == without_times(runs[1])
     assert runs[0].rows[0].metrics["model_entropy_bits"].value > 0
 
@@ -187,7 +222,7 @@ def test_the_batch_size_changes_no_number():
 def test_other_sources_are_measured_alike(source):
     bundle = random_bundle(source=source, length=LENGTH, budgets=(1, 2))
     asked = options(steps=(2,), metrics=("accuracy", "trajectory", "bound"))
-    found = evaluate(bundle, Data(real_rows()), None, asked)
+    found = evaluate(bundle, Data(real_rows()), None, options=asked)
     metrics = found.rows[0].metrics
     assert 0 <= metrics["accuracy"].value < 0.2
     assert metrics["model_entropy_bits"].value <= np.log2(257)  # the mask is never emitted
@@ -211,7 +246,7 @@ class Interrupt:
 def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
     bundle, data = random_bundle(length=LENGTH), Data(real_rows())
     asked = options(matched=(MatchTarget(4.0, 4.0),), frontier=(0.7,), steps=(1,), pilot=3)
-    whole = evaluate(bundle, data, judge(), asked)
+    whole = evaluate(bundle, data, judge(), options=asked)
     assert [row.matched is None for row in whole.rows] == [True, False]
     file = tmp_path / "a.json"
     earlier = None
@@ -219,7 +254,7 @@ def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
         archive = Archive.create(tmp_path / "a.jsonl", {"model": {}}, ["model"])
         keep = Interrupt(file, rows)
         try:
-            done = evaluate(bundle, data, judge(), asked, archive=archive, earlier=earlier, keep=keep)
+            done = evaluate(bundle, data, judge(), options=asked, archive=archive, earlier=earlier, keep=keep)
         except KeyboardInterrupt:
             earlier = load_evaluation(file)
     assert without_times(load_evaluation(file)) == without_times(whole) == without_times(done)
@@ -229,7 +264,7 @@ def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
 def test_half_a_row_is_gone_on_with(tmp_path):
     bundle, data = random_bundle(length=LENGTH), Data(real_rows())
     asked = options(steps=(2,), metrics=("perplexity",), batch_size=2)
-    whole = evaluate(bundle, data, judge(), asked)
+    whole = evaluate(bundle, data, judge(), options=asked)
 
     def stop(what, done, total):
         if "text at" in what and done == 4:
@@ -237,14 +272,14 @@ def test_half_a_row_is_gone_on_with(tmp_path):
 
     archive = Archive.create(tmp_path / "a.jsonl", {}, [])
     with pytest.raises(KeyboardInterrupt):
-        evaluate(bundle, data, judge(), asked, archive=archive, tell=stop)
+        evaluate(bundle, data, judge(), options=asked, archive=archive, tell=stop)
     with archive.file.open("a") as lines:
         lines.write('{"kind": "text", "steps": 2, "temp')  # the line that the power cut short
     assert len(archive.drawn("text", 2, temperature=1.0, num=6)) == 4
     drawn = []
     archive = Archive.create(tmp_path / "a.jsonl", {}, [])
     done = evaluate(
-        bundle, data, judge(), asked, archive=archive, tell=lambda what, done, _: drawn.append((what, done))
+        bundle, data, judge(), options=asked, archive=archive, tell=lambda what, done, _: drawn.append((what, done))
     )
     assert ("steps 2: text at temperature 1", 4) in drawn
     assert ("steps 2: text at temperature 1", 2) not in drawn
@@ -264,9 +299,9 @@ def test_half_a_row_is_gone_on_with(tmp_path):
 def test_another_evaluations_rows_are_not_mixed_in(changes, other, message):
     bundle, data = random_bundle(length=LENGTH), Data(real_rows())
     asked = {"steps": (1,), "metrics": ("perplexity",)}
-    first = evaluate(bundle, data, judge(), options(**asked))
+    first = evaluate(bundle, data, judge(), options=options(**asked))
     with pytest.raises(ValueError, match=message):
-        evaluate(bundle, data, judge(name=other), options(**{**asked, **changes}), earlier=first)
+        evaluate(bundle, data, judge(name=other), options=options(**{**asked, **changes}), earlier=first)
 
 
 # --- matching, frontier, samples kept ---------------------------------------------------------------------------------
@@ -282,7 +317,7 @@ def test_matched_entropy_hits_its_target():
         metrics=("diversity",),
         matched=(MatchTarget("data"), MatchTarget(5.0, 5.0)),
     )
-    found = evaluate(bundle, data, None, asked)
+    found = evaluate(bundle, data, None, options=asked)
     plain = found.rows[0].metrics["entropy_bits"].value
     for row, target in zip(found.matched, (found.real["entropy_bits"].value, 5.0), strict=True):
         assert abs(plain - target) > 0.2
@@ -295,7 +330,7 @@ def test_matched_entropy_hits_its_target():
 def test_an_entropy_out_of_reach_is_said_to_be():
     bundle = known_bundle(wants(97), length=LENGTH)
     found = evaluate(
-        bundle, Data(), None, options(steps=(1,), metrics=("diversity",), matched=(MatchTarget(3.0, 3.0),))
+        bundle, Data(), None, options=options(steps=(1,), metrics=("diversity",), matched=(MatchTarget(3.0, 3.0),))
     )
     assert found.matched[0].flags == ("the entropy of 3.0 is out of reach: not matched",)
     assert not found.matched[0].matched["reached"]
@@ -303,7 +338,7 @@ def test_an_entropy_out_of_reach_is_said_to_be():
 
 def test_the_frontier_rises_with_the_temperature():
     asked = options(steps=(2,), metrics=("perplexity",), frontier=(0.3, 1.5))
-    found = evaluate(random_bundle(length=LENGTH), Data(real_rows()), judge(), asked)
+    found = evaluate(random_bundle(length=LENGTH), Data(real_rows()), judge(), options=asked)
     cold, hot = found.frontier
     assert (cold.temperature, hot.temperature) == (0.3, 1.5)
     assert cold.metrics["entropy_bits"].value < hot.metrics["entropy_bits"].value
@@ -321,28 +356,28 @@ def test_another_judge_scores_the_same_samples(tmp_path):
     }
     archive = Archive.create(tmp_path / "a.jsonl", header, ["model"])
     asked = options(steps=(1,), matched=(MatchTarget(4.0, 4.0),), pilot=3)
-    direct = evaluate(bundle, Data(real_rows()), judge(), asked, archive=archive)
+    direct = evaluate(bundle, Data(real_rows()), judge(), options=asked, archive=archive)
     archive = Archive.open(tmp_path / "a.jsonl")
-    same = evaluate_samples(archive, Data(), judge(), options(steps=(1,)))
+    same = evaluate_samples(archive, Data(), judge(), options=options(steps=(1,)))
     assert [row.metrics for row in same.rows] == [row.metrics for row in direct.rows]
     assert [row.matched for row in same.rows] == [row.matched for row in direct.rows]
     assert (same.real, same.bound) == (direct.real, direct.bound)
-    other = evaluate_samples(archive, Data(), judge(seed=1), options(steps=(1,)))
+    other = evaluate_samples(archive, Data(), judge(seed=1), options=options(steps=(1,)))
     assert other.rows[0].metrics["token_perplexity"] != direct.rows[0].metrics["token_perplexity"]
     assert other.rows[0].metrics["accuracy"] == direct.rows[0].metrics["accuracy"]
     lines = [json.loads(line) for line in archive.file.read_text().splitlines()]
     assert {line.get("kind") for line in lines[1:]} == {"real", "bound", "text", "continuation", "repair", "row"}
     with pytest.raises(ValueError, match="holds no complete row"):
-        evaluate_samples(archive, Data(), judge(), options(steps=(4,)))
+        evaluate_samples(archive, Data(), judge(), options=options(steps=(4,)))
 
 
 def test_what_is_missing_is_said():
     bundle = random_bundle(length=LENGTH)
     with pytest.raises(ValueError, match="the judge tiny needs real text"):
-        evaluate(bundle, Data(), judge(), options())
+        evaluate(bundle, Data(), judge(), options=options())
     for metric, missing in (("perplexity", "a judge"), ("copying", "--training"), ("mauve", "--mauve")):
         with pytest.raises(ValueError, match=f"the metric '{metric}' needs .*{missing}"):
-            evaluate(bundle, Data(real_rows()), None, options(metrics=(metric,)))
+            evaluate(bundle, Data(real_rows()), None, options=options(metrics=(metric,)))
     with pytest.raises(ValueError, match="metrics holds 'speed'"):
         options(metrics=("speed",))
     with pytest.raises(ValueError, match="num is 1"):
@@ -364,7 +399,7 @@ def test_mauve_compares_with_real_text_and_real_text_with_itself(monkeypatch):
     rows = real_rows()
     data = Data(rows[:8], features=features)
     bundle = known_bundle(oracle(rows[9:10]), length=LENGTH)
-    found = evaluate(bundle, data, None, options(steps=(1,), num=4, metrics=("mauve",)))
+    found = evaluate(bundle, data, None, options=options(steps=(1,), num=4, metrics=("mauve",)))
     assert found.real["mauve"].value == found.rows[0].metrics["mauve"].value == pytest.approx(0.6)
     assert found.rows[0].metrics["mauve"].facts["n"] == [4, 4]
     embedded = features([BYTES.decode(row) for row in rows[:10].tolist()]).tolist()
@@ -374,7 +409,7 @@ def test_mauve_compares_with_real_text_and_real_text_with_itself(monkeypatch):
 def test_a_model_that_writes_nothing_has_no_perplexity():
     bundle = known_bundle(wants(BYTES.eos_id), length=LENGTH)
     assert isinstance(bundle, Checkpoint)
-    found = evaluate(bundle, Data(real_rows()), judge(), options(steps=(1,), metrics=("perplexity",)))
+    found = evaluate(bundle, Data(real_rows()), judge(), options=options(steps=(1,), metrics=("perplexity",)))
     assert np.isnan(found.rows[0].metrics["token_perplexity"].value)
     assert found.rows[0].flags
 
@@ -390,7 +425,7 @@ def test_what_is_measured_is_what_is_generated():
         (drawn,) = TaskSampler(lm).draw(task, range(3), config=plan.at(steps))
         for row, text in zip(drawn.tokens, lm.generate(length=LENGTH, num=3, steps=steps, seed=5), strict=True):
             assert tuple(row[1 : 1 + len(text.tokens)].tolist()) == text.tokens
-    found = evaluate(bundle, Data(), None, Options(sampling=plan, steps=(1, 4), num=2, metrics=()))
+    found = evaluate(bundle, Data(), None, options=Options(sampling=plan, steps=(1, 4), num=2, metrics=()))
     assert [row.temperature for row in found.rows] == [0.7, 0.9]
     assert found.sampler["jump"] == "spaced"
     assert found.sampler["temperature"] == {"1": 0.7, "4": 0.9}

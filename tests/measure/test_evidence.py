@@ -22,7 +22,9 @@ def rows(seed: int, count: int, words: list[str] = WORDS) -> np.ndarray:
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
     return Evidence(
-        Reader(Tokenizer.bytes()), rows(0, 60), features=lambda texts: np.array([[len(t), t.count("a")] for t in texts])
+        Reader(Tokenizer.bytes()),
+        rows(0, 60),
+        features={"meaning": lambda texts: np.array([[len(t), t.count("a")] for t in texts])},
     )
 
 

@@ -8,12 +8,13 @@ from scipy import stats
 from torch import Tensor
 
 from fsdfm.checkpoint import load_model, save_model
-from fsdfm.flow import Filter, Grid, MaskSource, MixturePath, UniformSource, sample
+from fsdfm.flow import RULES, Filter, Grid, MaskSource, MixturePath, UniformSource, sample
 from fsdfm.flow.exact import all_states, total_variation
 from fsdfm.generate import LanguageModel
 from fsdfm.learn.objective import TrainingBatch
 from fsdfm.learn.path import CrossEntropy, PathObjective
 from fsdfm.model import CausalHeadConfig, DiT, ModelConfig
+from fsdfm.model.causal_loop import VectorStack
 from fsdfm.noise import Noise
 from tiny_models import random_bundle
 
@@ -172,3 +173,50 @@ def test_a_model_with_a_causal_head_is_saved_and_writes_the_same_alone_and_in_a_
     assert lm.generate("a", jump="single", steps=2, length=12).text.startswith("a")
     assert lm.infill("a[[5]]b", steps=2).text.endswith("b")
     assert lm.repair("some text", steps=2).steps == 2
+
+
+def test_a_draw_ends_behind_the_last_row_that_was_asked_about():
+    model, length, n = network(vocab=9), 12, 4
+    x_t = torch.randint(9, (n, length), generator=torch.Generator().manual_seed(2))
+    t, u = torch.full((n,), 0.25, dtype=torch.float64), Noise(3, range(n)).uniform(3, length)
+    whole = model.posterior(x_t, t, t).draw(torch.arange(n), u)
+    ends = [5, 12, 1, 7]
+    rows = torch.cat([b * length + torch.arange(end)[-2:] for b, end in enumerate(ends)])
+    asked = model.posterior(x_t, t, t, rows=rows)
+    for posterior, samples in ((asked, torch.arange(n)), (asked.part(1, 2), torch.arange(2))):
+        first = 0 if len(samples) == n else 1
+        drawn = posterior.draw(samples, u[first : first + len(samples)])
+        for row, end in enumerate(ends[first : first + len(samples)], first):
+            assert torch.equal(drawn[row - first, :end], whole[row, :end])
+            assert torch.equal(drawn[row - first, end:], x_t[row, end:])
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["loop", "windows"])
+def test_a_beginning_that_is_held_is_read_in_one_pass(monkeypatch, train):
+    """The same texts as position by position; `train` because the loop is for networks that do not train."""
+    model, length, n = network(vocab=9).train(train), 20, 3
+    x_t = torch.randint(9, (n, length), generator=torch.Generator().manual_seed(2))
+    t, u = torch.full((n,), 0.25, dtype=torch.float64), Noise(3, range(n)).uniform(3, length)
+    held = torch.where(torch.arange(length) < torch.tensor([[13], [4], [0]]), x_t, -1)
+    held[0, 15] = 3
+    together = model.posterior(x_t, t, t).given(held).draw(torch.arange(n), u)
+    monkeypatch.setattr("fsdfm.model.causal_head._WORTH_A_PASS", length + 1)
+    assert torch.equal(model.posterior(x_t, t, t).given(held).draw(torch.arange(n), u), together)
+
+
+def test_a_sweep_draws_every_position_once(monkeypatch):
+    """And what one call draws of a whole text is what the other rules draw."""
+    model, length, n = network(vocab=9), 24, 2
+    path, noise = MixturePath(UniformSource(9)), Noise(1, range(n))
+    x_0 = path.source.sample(noise, length)
+    one = [sample(model, path, x_0, grid=Grid.uniform(1), noise=noise, rule=RULES[name]) for name in ("exact", "sweep")]
+    assert torch.equal(*one)
+    steps = []
+    call = VectorStack.__call__
+    monkeypatch.setattr(VectorStack, "__call__", lambda stack, z, i: steps.append(i) or call(stack, z, i))
+    together = sample(model, path, x_0, grid=Grid.uniform(4), noise=noise, rule=RULES["sweep"])
+    assert sorted(steps) == sorted(2 * list(range(length)))
+    alone = [
+        sample(model, path, x_0[[b]], grid=Grid.uniform(4), noise=noise[[b]], rule=RULES["sweep"]) for b in range(n)
+    ]
+    assert torch.equal(torch.cat(alone), together)

@@ -168,7 +168,7 @@ def test_the_laws(case):
         rule = duo.Psi(case["kappa"], "mask" if masked else "uniform", top_p=top_p)
     else:
         rule = mdlm.Ancestral() if masked else duo.Ancestral(top_p=top_p)
-    same(rule.law(logits, x_t, t, t_next), data[f"{tag}.next_law"], 1e-3 if last else 3e-6)
+    same(rule.law(logits, x_t, t=t, t_next=t_next), data[f"{tag}.next_law"], 1e-3 if last else 3e-6)
     if not masked:
         same(duo.Ancestral(top_p=top_p).probs(logits), data[f"{tag}.x_theta"], 3e-6)
 
@@ -280,9 +280,9 @@ def test_psi_for_masks_is_remdm():
     """rho = (1 - mixture)(1 - kappa_next)."""
     logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0))
     x_t, t, t_next = torch.tensor([[0, 4, 4, 2]]), 0.5, 0.75
-    theirs = duo.Psi(0.6, "mask", noising=LogLinear(0.0)).law(logits, x_t, t, t_next)
+    theirs = duo.Psi(0.6, "mask", noising=LogLinear(0.0)).law(logits, x_t, t=t, t_next=t_next)
     rho = 0.4 * 0.25
-    assert torch.allclose(theirs, remdm.Cap(eta=rho).law(logits, x_t, t, t_next), atol=1e-12)
+    assert torch.allclose(theirs, remdm.Cap(eta=rho).law(logits, x_t, t=t, t_next=t_next), atol=1e-12)
 
 
 def test_the_gaussian_map_is_the_probability_of_the_arg_max():

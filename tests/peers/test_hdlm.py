@@ -72,7 +72,7 @@ def test_epsilon_samplers():
     data = vectors("hdlm_epsilon_samplers")
     t, t_next, eta = 1 - float(data["t"]), 1 - float(data["s"]), float(data["eta"])
     for name, rule in (("original", hdlm.Correction(0.0)), ("acs", hdlm.Correction(eta))):
-        same(rule.law(data["logits"], data["state"], t, t_next), data[name], 3e-6)
+        same(rule.law(data["logits"], data["state"], t=t, t_next=t_next), data[name], 3e-6)
 
 
 @needs_golden
@@ -117,7 +117,7 @@ def test_gamma_steps(k, own):
     t_next = t + data[f"dt_{k}"].double()
     logits = gamma_head(x_t, rule.hybrid.noising.sigma(t).float())
     theirs = data[f"analytic{'_own_one' if own == 'one' else ''}_{k}"].double()
-    weights = rule.weights(logits, x_t, t, t_next)
+    weights = rule.weights(logits, x_t, t=t, t_next=t_next)
     if bool(data[f"last_{k}"].all()):
         weights[..., -1] = 0
     same(weights / theirs.abs().max(), theirs / theirs.abs().max(), 5e-5)
@@ -208,11 +208,13 @@ def test_the_own_score_of_the_released_sampler_reveals_masks_far_too_early(token
     t, t_next = 0.5, 0.5 + 1 / 1024
     probs = torch.full((1, 1, tokens + 1), 1 / tokens).double().index_fill(-1, x_t[0], 0.0)
     head = ideal_head(hybrid, probs, x_t, hybrid.noising.sigma(t))
-    assert float(hdlm.GammaRule(hybrid, "one").law(head, x_t, t, t_next)[0, 0, -1]) == pytest.approx(0.998, abs=1e-3)
+    assert float(hdlm.GammaRule(hybrid, "one").law(head, x_t, t=t, t_next=t_next)[0, 0, -1]) == pytest.approx(
+        0.998, abs=1e-3
+    )
     head[..., -1] = 0.0  # nothing trains it
     released = hdlm.GammaRule(hybrid, "network")
-    assert float(released.weights(head, x_t, t, t_next)[0, 0, -1]) == pytest.approx(weight, abs=2e-3)
-    assert (float(released.law(head, x_t, t, t_next)[0, 0, -1]) == 0) == (weight < 0)
+    assert float(released.weights(head, x_t, t=t, t_next=t_next)[0, 0, -1]) == pytest.approx(weight, abs=2e-3)
+    assert (float(released.law(head, x_t, t=t, t_next=t_next)[0, 0, -1]) == 0) == (weight < 0)
 
 
 def gamma_error(own, steps):
@@ -235,7 +237,7 @@ def gamma_error(own, steps):
     start = torch.einsum("i,j,k->ijk", place, place, place).flatten()
     law = end_law(rule, say, start, times=times, states=MASKED_STATES)
     last = float(times[-1])
-    law = law @ joint_matrix(rule.last_law(say(last), MASKED_STATES, last, last + 0.99e-3))
+    law = law @ joint_matrix(rule.last_law(say(last), MASKED_STATES, t=last, t_next=last + 0.99e-3))
     return float((law - PADDED.flatten()).abs().sum() / 2)
 
 
@@ -248,7 +250,7 @@ def test_gamma_does_not_converge_even_mended_and_far_less_as_released():
 
 def test_remask_fills_and_masks_again():
     logits = torch.zeros(1, 2, 4)
-    law = hdlm.Remask().law(logits, torch.tensor([[3, 1]]), 0.5, 0.75)
+    law = hdlm.Remask().law(logits, torch.tensor([[3, 1]]), t=0.5, t_next=0.75)
     assert law[0, 1].tolist() == pytest.approx([0, 0.5, 0, 0.5])
     assert law[0, 0].tolist() == pytest.approx([0.125, 0.125, 0.125, 0.625])
 

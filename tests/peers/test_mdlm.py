@@ -83,7 +83,7 @@ def test_the_laws(name):
     with torch.no_grad():
         logits = model(data["x_t"], NONE)
     t = 1 - data["t"].double()
-    same(mdlm.Ancestral().law(logits, data["x_t"], t, t + data["dt"].double()), data[f"{name}_next_law"], 3e-6)
+    same(mdlm.Ancestral().law(logits, data["x_t"], t=t, t_next=t + data["dt"].double()), data[f"{name}_next_law"], 3e-6)
 
 
 @needs_golden
@@ -117,7 +117,7 @@ def test_the_law_is_our_exact_rule_for_the_mask_source():
     """w = (t_next - t)/(1 - t), a redraw from p: the kernel of the frozen posterior."""
     probs = MASKED.table(0.5)
     expected = transition_matrix(probs, MASKED.path, ExactJump(), t=0.25, t_next=0.6)
-    ours = joint_matrix(mdlm.Ancestral().law(masked_logits(0), MASKED_STATES, 0.25, 0.6))
+    ours = joint_matrix(mdlm.Ancestral().law(masked_logits(0), MASKED_STATES, t=0.25, t_next=0.6))
     assert torch.allclose(ours, expected, atol=1e-12)
 
 
@@ -125,7 +125,7 @@ def test_the_nelbo_is_the_generalised_kl_at_kappa_t():
     log_p = torch.tensor([[-0.7, -1.3]]).double()
     masked = torch.tensor([[True, False]])
     ours = mdlm.nelbo(log_p, masked, torch.tensor([0.75]))
-    gap = generalised_kl(log_p, torch.tensor([[-torch.inf, -1.3]]).double(), ~masked, torch.tensor(4.0).double())
+    gap = generalised_kl(log_p, torch.tensor([[-torch.inf, -1.3]]).double(), ~masked, scalar=torch.tensor(4.0).double())
     assert ours[0, 0] == pytest.approx(float(gap[0, 0]))
     assert ours[0, 1] == 0
 

@@ -44,7 +44,7 @@ def test_the_laws(case):
     x_t, logits = logits_at(case["state"])
     t = 1 - case["t"]
     t_next = 1 - case["t_next"] if "t_next" in case else t + case.get("dt", float(data["dt"]))
-    same(rule.law(logits, x_t, t, t_next), data[f"{case['tag']}.next_law"], 3e-6)
+    same(rule.law(logits, x_t, t=t, t_next=t_next), data[f"{case['tag']}.next_law"], 3e-6)
 
 
 @needs_golden

@@ -35,7 +35,7 @@ def test_the_teachers_steps_and_times_as_released():
         logits = logits_of("teacher", states[i])
         same(mdlm.subs(logits, states[i]), data[f"log_p_{i}"], 2e-5)
         theirs = clipped(data[f"unnormalised_{i}"])
-        law = mdlm.Ancestral().law(logits, states[i], times[i], (times[i] + dt).clamp(max=1))
+        law = mdlm.Ancestral().law(logits, states[i], t=times[i], t_next=(times[i] + dt).clamp(max=1))
         masked = states[i] == 48
         same(law[masked], theirs[masked], 3e-5)
 
@@ -61,7 +61,7 @@ def test_the_samplers(k):
     data = vectors("sdtt_samplers")
     t, x_t = 1 - data["times"].double()[k], data[f"state_{k}"]
     t_next = t + data["dt"].double()
-    law = mdlm.Ancestral().law(logits_of("student", x_t), x_t, t, t_next)
+    law = mdlm.Ancestral().law(logits_of("student", x_t), x_t, t=t, t_next=t_next)
     masked = x_t == 48
     same(law[masked], clipped(data[f"ancestral_{k}"])[masked], 3e-5)
     same(law, clipped(data[f"analytic_{k}"]), 3e-5)

@@ -105,8 +105,8 @@ def test_the_analytic_step_with_exact_scores_is_the_exact_posterior(graph):
 
 def test_euler_and_analytic_are_one_step_under_the_log_linear_schedule():
     head, x_t = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([[4, 4, 1], [0, 4, 2]])
-    analytic = sedd.Rule().weights(head, x_t, 0.25, 0.5)
-    assert torch.allclose(analytic, sedd.Rule(step="euler").weights(head, x_t, 0.25, 0.5), atol=1e-12)
+    analytic = sedd.Rule().weights(head, x_t, t=0.25, t_next=0.5)
+    assert torch.allclose(analytic, sedd.Rule(step="euler").weights(head, x_t, t=0.25, t_next=0.5), atol=1e-12)
 
 
 @pytest.mark.parametrize("graph", [sedd.Absorb(), sedd.Uniform()], ids=str)
@@ -137,9 +137,9 @@ def test_absorbing_scores_that_are_a_posterior_sample_as_mdlm():
     sigma = LogLinear().sigma(0.25)
     probs = mdlm.subs(masked_logits(0), MASKED_STATES).exp()
     head = torch.log(probs) + torch.log(torch.tensor(float(V)))  # scaled by 1/(e^sigma - 1)/(V - 1), V the outputs
-    law = sedd.Rule().law(head, MASKED_STATES, 0.25, 0.6)
+    law = sedd.Rule().law(head, MASKED_STATES, t=0.25, t_next=0.6)
     assert float(sigma) > 0
-    assert torch.allclose(law, mdlm.Ancestral().law(masked_logits(0), MASKED_STATES, 0.25, 0.6), atol=1e-9)
+    assert torch.allclose(law, mdlm.Ancestral().law(masked_logits(0), MASKED_STATES, t=0.25, t_next=0.6), atol=1e-9)
 
 
 def test_the_uniform_graph_converges():
@@ -152,7 +152,7 @@ def test_the_uniform_graph_converges():
     errors = []
     for steps in (32, 64):
         law = end_law(rule, say, ALL_EVEN, times=released_times(steps), states=STATES)
-        law = law @ joint_matrix(rule.last_law(say(1 - 1e-5), STATES, 1 - 1e-5))
+        law = law @ joint_matrix(rule.last_law(say(1 - 1e-5), STATES, t=1 - 1e-5))
         errors.append(float((law - DATA.flatten()).abs().sum() / 2))
     assert errors[0] < 0.03
     assert errors[1] == pytest.approx(errors[0] / 2, rel=0.1)
@@ -161,7 +161,7 @@ def test_the_uniform_graph_converges():
 def test_scores_that_are_too_large_give_negative_weights_which_are_cut():
     head = torch.full((1, 1, 4), 8.0)
     rule, x_t = sedd.Rule(), torch.tensor([[3]])
-    assert float(rule.weights(head, x_t, 0.2, 0.9)[0, 0, -1]) < 0
-    law = rule.law(head, x_t, 0.2, 0.9)
+    assert float(rule.weights(head, x_t, t=0.2, t_next=0.9)[0, 0, -1]) < 0
+    law = rule.law(head, x_t, t=0.2, t_next=0.9)
     assert float(law[0, 0, -1]) == 0
     assert float(law.sum()) == pytest.approx(1)

@@ -136,7 +136,7 @@ def test_a_wrong_tokenizer_is_refused(tmp_path):
 
 def test_a_hub_name_without_a_network_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="download config.json and the weights from https://huggingface.co/a/b/tree/c"):
+    with pytest.raises(ValueError, match="connect, or download https://huggingface.co/a/b/tree/c into a folder"):
         imported(tmp_path, "a/b@c")
     with pytest.raises(ValueError, match="owner/name"):
         imported(tmp_path, "absent")

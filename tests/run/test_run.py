@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
 from fsdfm.learn import FewStepObjective, PathObjective
-from fsdfm.learn.journal import JsonLines, duration, tensorboard
+from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.reflow import Reflow, couple
 from fsdfm.learn.trainer import Trainer
@@ -210,8 +209,8 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             parent,
             tmp_path / "model.bin",
             tmp_path / "llama",
-            tmp_path / out,
-            config,
+            out=tmp_path / out,
+            config=config,
             coder_tokenizer=tmp_path / "tokenizer.bin",
             runtime=runtime,
             console=quiet,
@@ -243,7 +242,7 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             train_silently(recipe, *changes, *child, change, f"out={tmp_path / 'x'}")
     train_silently(recipe, f"out={tmp_path / 'bytes'}")
     with pytest.raises(ValueError, match="has no first token that is given"):
-        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", tmp_path / "x")
+        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", out=tmp_path / "x")
     with pytest.raises(ValueError, match="does not know the token"):
         causal_over(tmp_path / "model.bin", ["<s>", "no such"], tmp_path / "tokenizer.bin")
 
@@ -590,28 +589,6 @@ def test_the_bar_on_a_terminal(recipe, tmp_path):
     said = console.file.getvalue()
     assert "12/12" in said
     assert "tokens/s" in said
-
-
-def test_tensorboard_where_it_is_installed(recipe, tmp_path, monkeypatch):
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder):
-            self.folder = folder
-
-        def add_scalar(self, name, value, step):
-            written.append((name, step))
-
-        def flush(self):
-            pass
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
-    train_silently(recipe, f"out={tmp_path / 'run'}")
-    assert ("loss", 12) in written
-    assert any(name.startswith("loss_by_h_t/2^-10/") for name, _ in written)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert tensorboard(tmp_path) is None
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------

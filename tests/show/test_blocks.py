@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,38 @@ def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
     assert fill_blocks(found, results) == found
 
 
+def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) -> None:
+    found = evaluation(8, 47.6)
+    written = Row(steps=255, metrics={"token_perplexity": Measured(10.2)}, facts={"name": "ar"})
+    controls = {"cycle": {"token_perplexity": Measured(64.1)}}
+    save_evaluation(replace(found, alternatives=(written,), controls=controls), results / "all.json")
+    text = "".join(
+        f"<!-- number all.json {which} token_perplexity -->?<!-- /number -->" for which in ("alternative", "cycle")
+    )
+    assert "10.2" in fill_blocks(text, results)
+    assert "64.1" in fill_blocks(text, results)
+
+
+def test_rows_that_measured_different_things_are_one() -> None:
+    first, again = evaluation(8, 47.6), evaluation(8, 50.0)
+    other = replace(first, rows=(Row(steps=8, metrics={"brier_lm": Measured(3.0), "entropy_bits": Measured(7.0)}),))
+    (joined,) = join_evaluations([first, other]).values()
+    assert len(joined.rows) == 1
+    assert {name: found.value for name, found in joined.rows[0].metrics.items()} == {
+        "token_perplexity": 47.6,
+        "entropy_bits": 6.0,
+        "brier_lm": 3.0,
+    }
+    bare = replace(other, judge={}, real={})
+    for order in ([first, bare], [bare, first]):
+        (joined,) = join_evaluations(order).values()
+        assert joined.judge == {"name": "toy"}
+        assert joined.real == first.real
+        assert joined.rows[0].metrics.keys() == {"token_perplexity", "entropy_bits", "brier_lm"}
+    (later,) = join_evaluations([first, again]).values()
+    assert later.rows[0].metrics["token_perplexity"].value == 50.0
+
+
 def test_marks_in_a_block_of_code_are_left_alone(results: Path) -> None:
     code = "```markdown\n" + DOCUMENT + "```\n"
     assert fill_blocks(code, results) == code
@@ -69,7 +102,7 @@ def test_what_cannot_be_filled_says_where(results: Path, tmp_path: Path) -> None
         ("<!-- number few-8.json 4 token_perplexity --><!-- /number -->", "no token_perplexity at 4"),
         ("<!-- number few-8.json 8 mauve --><!-- /number -->", "no mauve at 8"),
         ("<!-- number none.json 8 mauve --><!-- /number -->", "cannot read"),
-        ("<!-- results pies few-8.json -->\n<!-- /results -->", "allowed are few-steps"),
+        ("<!-- results pies few-8.json -->\n<!-- /results -->", "allowed are headline"),
         ("<!-- results controls few-8.json -->\n<!-- /results -->", "no numbers for the table controls"),
     ):
         document.write_text(text)

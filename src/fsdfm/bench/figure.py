@@ -48,9 +48,9 @@ def draw_generate(result: Mapping[str, Any]) -> Figure:
         if name == "seconds":
             _bars(axis, result)
         elif name == "lengths":
-            _line(axis, sweeps[name], "length", "seconds", f"a text in {steps} steps, seconds")
+            _line(axis, sweeps[name], x="length", y="seconds", label=f"a text in {steps} steps, seconds")
         else:
-            _line(axis, sweeps[name], "batch", "tokens_per_second", "tokens a second")
+            _line(axis, sweeps[name], x="batch", y="tokens_per_second", label="tokens a second")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(colors=INK)
     return figure
@@ -66,7 +66,7 @@ def _bars(axis: Axes, result: Mapping[str, Any]) -> None:
     axis.set_xlabel(f"seconds for {setting['length']} tokens ({setting['preset']}, {setting['steps']} steps)")
 
 
-def _line(axis: Axes, rows: Sequence[Mapping[str, float]], x: str, y: str, label: str) -> None:
+def _line(axis: Axes, rows: Sequence[Mapping[str, float]], *, x: str, y: str, label: str) -> None:
     points = [(row[x], row[y]) for row in rows]
     axis.plot(*zip(*points, strict=True), "o-", color=OURS)
     axis.set(xscale="log", yscale="log" if y == "seconds" else "linear", xlabel=x, ylabel=label)

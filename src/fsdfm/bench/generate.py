@@ -8,6 +8,7 @@ is compared with:
     forward     the network for all logits [1, L, V]
     textbook    the sampler as a textbook writes it (`fsdfm.bench.textbook`)
     1024 steps  the same sampler, 1,024 network calls: 16 are measured and scaled
+    causal, crf, ar   joint posteriors and an autoregressive model of the same blocks (`fsdfm.bench.joint`)
     gpt2        an autoregressive model of the same class: `transformers`' GPT-2 small with its key-value cache
 
 Weights are random; no cost depends on them. Memory is the peak of a fresh process that takes one step, the last.
@@ -30,6 +31,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from fsdfm.bench.joint import HEADS, autoregressive_job, joint_jobs, joint_ratios
 from fsdfm.bench.measure import peak_mib
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.flow import Grid, MixturePath, UniformSource, sample, trajectory
@@ -40,7 +42,7 @@ from fsdfm.runtime import Runtime, RuntimeConfig, versions
 
 __all__ = ["COMPARISONS", "GenerateBench", "bench_generate", "make_model"]
 
-COMPARISONS = ("gemm", "trunk", "textbook", "1024", "int8", "bf16", "gpt2")
+COMPARISONS = ("gemm", "trunk", "textbook", "1024", "int8", "bf16", "causal", "crf", "ar", "gpt2")
 TEXTBOOK_BAND = (1.4, 2.3)  # of its own forwards; outside, it is not what others do, and the comparison is void
 _MANY, _MEASURED = 1024, 16
 _FORWARDS = 2  # full forwards measured, and scaled to the steps
@@ -130,12 +132,18 @@ def _jobs(setting: GenerateBench, model: DiT) -> dict[str, Job]:
         "1024": lambda: {"1024 steps": lambda: _first_of_many(model, setting)},
         "int8": lambda: {"int8": _rounded(model, setting, to_int8)},
         "bf16": lambda: {"bf16": _rounded(model, setting, to_bfloat16)} if multiplies_bfloat16() else {},
+        **{name: _joint(name, setting) for name in HEADS},
+        "ar": lambda: {"autoregressive": autoregressive_job(setting.config(), setting.length)},
         "gpt2": lambda: _gpt2(setting.length),
     }
     for name in COMPARISONS:
         if name in setting.compare:
             jobs |= makers[name]()
     return jobs if setting.compare else {}
+
+
+def _joint(name: str, setting: GenerateBench) -> Callable[[], dict[str, Job]]:
+    return lambda: joint_jobs(name, setting.config(), make_model, length=setting.length, steps=setting.steps)
 
 
 def _start(setting: GenerateBench, *, batch: int = 1) -> Tensor:
@@ -269,6 +277,7 @@ def _ratios(
         "speedup_over_1024_steps": over(many, ours),
         "int8_speedup": over(ours, seconds.get("int8")),
         "bf16_speedup": over(ours, seconds.get("bf16")),
+        **joint_ratios(seconds, steps=steps, length=setting.length),
         "int8_memory": over(memory.get("int8"), memory.get("ours")),
         "gemm_gflops": None if peak is None else peak / 1e9,
         "trunk_gflops": None if achieved is None else achieved / 1e9,

@@ -48,8 +48,8 @@ def bench_jump(setting: JumpBench) -> dict[str, Any]:
         "multinomial": lambda: torch.multinomial(probs, 1),
     }
     for name, rule in JUMPS.items():
-        jobs[name] = _last_step(rule, x_t, logits, setting)
-        jobs[name + " mean"] = _all_steps(rule, x_t, logits, setting)
+        jobs[name] = _last_step(rule, x_t, logits, setting=setting)
+        jobs[name + " mean"] = _all_steps(rule, x_t, logits, setting=setting)
     seconds = interleaved_medians(jobs, repeats=setting.repeats, title="bench jump")
     memory = {name: peak_extra_mib(job) for name, job in jobs.items() if not name.endswith(" mean")}
     result: dict[str, Any] = {
@@ -82,12 +82,12 @@ def _step(rule: StepRule, x_t: Tensor, logits: Tensor, *, grid: Grid, index: int
     advance(SamplerState(x_t, *times, path, noise, index=index, memory={"bounds": bounds}), rule, posterior)
 
 
-def _last_step(rule: StepRule, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
+def _last_step(rule: StepRule, x_t: Tensor, logits: Tensor, *, setting: JumpBench) -> Callable[[], None]:
     grid = Grid.uniform(setting.steps)
     return lambda: _step(rule, x_t, logits, grid=grid, index=setting.steps - 1)
 
 
-def _all_steps(rule: StepRule, x_t: Tensor, logits: Tensor, setting: JumpBench) -> Callable[[], None]:
+def _all_steps(rule: StepRule, x_t: Tensor, logits: Tensor, *, setting: JumpBench) -> Callable[[], None]:
     grid = Grid.uniform(setting.steps)
 
     def run() -> None:

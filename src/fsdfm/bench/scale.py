@@ -40,7 +40,12 @@ def bench_processes(setting: TrainBench, processes: int) -> dict[str, Any]:
         port = probe.getsockname()[1]
     receiver, sender = context.Pipe(duplex=False)
     workers = [
-        context.Process(target=_work, args=(setting, rank, processes, port, sender if rank == 0 else None), daemon=True)
+        context.Process(
+            target=_work,
+            args=(setting, rank, processes),
+            kwargs={"port": port, "sender": sender if rank == 0 else None},
+            daemon=True,
+        )
         for rank in range(processes)
     ]
     for worker in workers:
@@ -69,7 +74,7 @@ def bench_processes(setting: TrainBench, processes: int) -> dict[str, Any]:
     }
 
 
-def _work(setting: TrainBench, rank: int, count: int, port: int, sender: Connection | None) -> None:
+def _work(setting: TrainBench, rank: int, count: int, *, port: int, sender: Connection | None) -> None:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     with Runtime(RuntimeConfig(device="cpu", threads=1, strategy="ddp")) as runtime:

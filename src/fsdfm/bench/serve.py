@@ -166,7 +166,10 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
     tally, end = CrowdTally(), time.monotonic() + bench.seconds
     count = bench.clients or 4 * (bench.running + bench.waiting)
     memory = [_resident(process)]
-    threads = [threading.Thread(target=_client, args=(number, port, tally, end)) for number in range(count)]
+    threads = [
+        threading.Thread(target=_client, args=(number, port), kwargs={"tally": tally, "end": end})
+        for number in range(count)
+    ]
     for thread in threads:
         thread.start()
     while time.monotonic() < end:
@@ -199,7 +202,7 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
     }
 
 
-def _client(number: int, port: int, tally: CrowdTally, end: float) -> None:
+def _client(number: int, port: int, *, tally: CrowdTally, end: float) -> None:
     dice = random.Random(number)
     while time.monotonic() < end:
         kind = dice.choices(["plain", "stream", "slow", "leaving", "nonsense"], [60, 15, 10, 10, 5])[0]
@@ -265,7 +268,7 @@ def _slow(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Ra
     return _stream(port, body, tally=tally, dice=dice, pause=0.2)
 
 
-def _leaving(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:  # noqa: ARG001 (one signature for all of its kind)
+def _leaving(port: int, body: dict[str, Any], *, dice: random.Random, **_: CrowdTally) -> str:
     content = json.dumps({**body, "stream": dice.random() < 0.5}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:

@@ -3,6 +3,7 @@
 find_model(None)        the few-step model; its parent as long as there is no child
 find_model("parent")    the embedded model of that name
 find_model("runs/tiny") a folder
+find_model("owner/name") a model on the hub, downloaded: see fsdfm.checkpoint.hub
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+from fsdfm.checkpoint.hub import download_model, find_hub_name, snapshot_name
 from fsdfm.files import nearest
 
 __all__ = ["NAMES", "embedded_models", "find_model", "name_of", "stored_demo"]
@@ -24,7 +26,9 @@ def embedded_models() -> dict[str, Path]:
 
 
 def find_model(name: str | Path | None) -> Path:
-    """The folder of a model: of an embedded one by its name, of any other as it is; None: the best embedded one.
+    """The folder of a model: of an embedded one or one on the hub by its name, of any other as it is.
+
+    None is the best embedded one. A `Path` is a path; only words may name what is not here.
 
     A folder here that bears an embedded model's name makes the name ambiguous, which is an error: a number measured of
     the wrong model looks like any other.
@@ -37,6 +41,8 @@ def find_model(name: str | Path | None) -> Path:
             )
         return next(iter(models.values()))
     folder, word = Path(name), str(name)
+    if isinstance(name, str) and (hub := find_hub_name(name)) is not None:
+        return download_model(hub)
     if word not in NAMES:
         return folder if folder.exists() or len(folder.parts) != 1 else _unknown(word)
     if folder.exists():
@@ -55,8 +61,8 @@ def stored_demo() -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """What to call a model's folder: an embedded one by its name, the same on every machine; any other by its path."""
-    return folder.name if folder.parent == ASSETS else str(folder)
+    """What to call a model's folder: an embedded one or one of the hub by its name, the same on every machine."""
+    return folder.name if folder.parent == ASSETS else snapshot_name(folder) or str(folder)
 
 
 def _unknown(word: str) -> Path:

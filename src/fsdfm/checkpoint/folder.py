@@ -171,7 +171,7 @@ def save_model(
     folder = Path(folder)
     check_new(folder)
     with _aside(folder) as side:
-        _write_model(side, bundle, dtype, tensors)
+        _write_model(side, bundle, dtype, tensors=tensors)
         _write_checksums(side)
     return folder
 
@@ -204,7 +204,7 @@ def save_checkpoint(
             save_shards(side, tensors, processes)
 
         def write() -> None:
-            _write_model(side, bundle, torch.float32, weights)
+            _write_model(side, bundle, torch.float32, tensors=weights)
             if not sharded:
                 _write_tensors(side / _MOMENTS, tensors, torch.float32)
             _write_text(side / _NUMBERS, json.dumps(dict(numbers), indent=2) + "\n")
@@ -287,17 +287,17 @@ def describe_model(bundle: Checkpoint, dtype: torch.dtype = torch.float32) -> di
 
 
 def _write_model(
-    folder: Path, bundle: Checkpoint, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None
+    folder: Path, bundle: Checkpoint, dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     config = describe_model(bundle, dtype)
-    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors)
+    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors=tensors)
     _write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
     _write_text(folder / _TOKENIZER, bundle.tokenizer.definition)
     _write_text(folder / _CARD, _card(config))
 
 
 def _write_tensors(
-    path: Path, shapes: Mapping[str, Tensor], dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None
+    path: Path, shapes: Mapping[str, Tensor], dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write a safetensors file of the tensors of these shapes, one after the other: a lazy mapping is read once."""
     types = {name: dtype if value.is_floating_point() else value.dtype for name, value in shapes.items()}
@@ -421,7 +421,7 @@ class _StoredTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         with _open_tensors(self._place / _WEIGHTS) as file:
-            return _take(self._place, file, self._stored[name], self._shapes[name])
+            return _take(self._place, file, self._stored[name], shape=self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -439,7 +439,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Te
     path = flow.MixturePath(make_source(config["source"]), make_schedule(config["schedule"]))
     architecture = find_architecture(config.get("architecture", "dit"))
     network = architecture.read({_RENAMED_KEYS.get(key, key): value for key, value in config["model"].items()})
-    _check_numbers(place, config, network, path)
+    _check_numbers(place, config, network, path=path)
     with _open_tensors(place / _WEIGHTS) as file:
         stored = {_present_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         names = set(stored)
@@ -617,7 +617,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def _take(place: Path, file: Any, name: str, shape: torch.Size) -> Tensor:
+def _take(place: Path, file: Any, name: str, *, shape: torch.Size) -> Tensor:
     """A tensor of the shape and kind that it must have."""
     value: Tensor = file.get_tensor(name)
     if value.shape != shape:
@@ -636,7 +636,7 @@ def _check_names(place: Path, expected: set[str], found: set[str]) -> None:
         )
 
 
-def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, path: flow.MixturePath) -> None:
+def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfig, *, path: flow.MixturePath) -> None:
     """Raise where the numbers of a config.json could not have been written by `save_model`."""
     budgets, first = config["budgets"], config["bos_id"]
     fits = {

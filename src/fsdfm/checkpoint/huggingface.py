@@ -254,7 +254,7 @@ def open_folder(path: Path | str, **changes: Any) -> FolderWeights:
         settings = family.settings(about)
     except KeyError as error:
         raise ValueError(f"{folder / _CONFIG} lacks {error}; get it again") from None
-    return FolderWeights(folder, family, TransformerConfig.from_dict({**settings, **changes}), about)
+    return FolderWeights(folder, family, TransformerConfig.from_dict({**settings, **changes}), about=about)
 
 
 class FolderWeights(Mapping[str, Tensor]):
@@ -264,7 +264,7 @@ class FolderWeights(Mapping[str, Tensor]):
     about    the folder's config.json
     """
 
-    def __init__(self, folder: Path, family: Family, config: TransformerConfig, about: Mapping[str, Any]):
+    def __init__(self, folder: Path, family: Family, config: TransformerConfig, *, about: Mapping[str, Any]):
         self.folder, self.family, self.config, self.about = folder, family, config, about
         self.stored_rows = config.vocab_size  # of embedding and head
         self._added = 0

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fsdfm import __version__
-from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, serve, study, training, writing
+from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, serve, sharing, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
 from fsdfm.terminal import say
 
@@ -58,6 +58,7 @@ for command in (
     training.train,
     training.prepare,
     training.export,
+    sharing.push,
     training.reflow,
     planning.plan,
     evaluating.evaluate,

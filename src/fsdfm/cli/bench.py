@@ -43,6 +43,7 @@ def bench_train_command(
 
 @app.command("jump")
 def bench_jump_command(
+    *,
     length: Annotated[int, typer.Option(help="Positions.")] = 1024,
     vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 50_257,
     repeats: Annotated[int, typer.Option(help="Interleaved rounds; the median counts.")] = 7,
@@ -76,6 +77,7 @@ def bench_jump_command(
 
 @app.command("serve")
 def bench_serve_command(
+    *,
     model: Annotated[str, typer.Option(help="The model that is served.")] = "fewstep",
     seconds: Annotated[float, typer.Option(help="How long the crowd asks.", min=1)] = 60.0,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds of lone and shared texts.", min=1)] = 5,
@@ -98,12 +100,16 @@ def bench_serve_command(
 
 @app.command("generate")
 def bench_generate_command(
-    preset: Annotated[str, typer.Option(help="The model: tiny, 170m, 1300m, 1700m; its weights are random.")] = "170m",
+    *,
+    preset: Annotated[
+        str, typer.Option(help="The model: tiny, stories, 170m, 1300m, 1700m; its weights are random.")
+    ] = "170m",
     length: Annotated[int, typer.Option(help="Tokens of a text.")] = 1024,
     steps: Annotated[int, typer.Option(help="Network calls for a text.")] = 8,
     repeats: Annotated[int, typer.Option(help="Interleaved rounds; the median counts.")] = 3,
     compare: Annotated[
-        str, typer.Option(help="With what: all, none, or some of gemm,trunk,textbook,1024,int8,bf16,gpt2.")
+        str,
+        typer.Option(help="With what: all, none, or some of gemm,trunk,textbook,1024,int8,bf16,causal,crf,ar,gpt2."),
     ] = "all",
     batch: Annotated[str, typer.Option(help="Also the throughput at these batch sizes: 1,4,16.")] = "",
     lengths: Annotated[str, typer.Option(help="Also the cost at these lengths: 256,512,1024.")] = "",
@@ -165,6 +171,10 @@ _TABLE = (
     ("speedup_over_1024_steps", "1,024 steps / a text", "at least", 120.0),
     ("int8_speedup", "a text in float32 / in int8", "at least", 1.35),
     ("bf16_speedup", "a text in float32 / in bfloat16, where the CPU has it", "", None),
+    ("causal_draw_over_trunk", "a causal head's draw of a text / a trunk forward", "at most", 0.25),
+    ("crf_draw_over_trunk", "a chain's draw of a text / a trunk forward", "at most", 0.25),
+    ("causal_text_over_autoregressive", "a text by sweep / an autoregressive model's, with its cache", "at most", 0.5),
+    ("head_steps", "passes of a causal head a text, one after the other", "", None),
 )
 
 

@@ -57,11 +57,15 @@ class Output:
         elif self.format == "timeline":
             for generation in generations:
                 console.print(_timeline(generation).to_rich())
-        elif self.file is None:
-            text = writers[self.format]()
+        else:
+            self.write_text(writers[self.format]())
+
+    def write_text(self, text: str) -> None:
+        """Write a text to the file, or to standard output."""
+        if self.file is None:
             typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)  # a pipe gets every byte as it is
         else:
-            write_text(self.file, writers[self.format]())
+            write_text(self.file, text)
 
 
 def watch(stream: Stream, steps: int) -> Generation:

@@ -21,6 +21,7 @@ _SHORT = ("wght", "avg", "mom", "grad", "gath", "act", "loss", "tchr", "total") 
 
 
 def plan(
+    *,
     recipe: Annotated[str, typer.Argument(help="A recipe's name, such as paper-1700m-dfm, or a TOML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.accumulate=4.")] = None,
     processes: Annotated[str, typer.Option(help="Numbers of processes, such as 1,8,16.")] = "1,2,4,8,16",

@@ -14,6 +14,7 @@ __all__ = ["serve"]
 
 @takes_groups
 def serve(
+    *,
     model: Annotated[
         list[str] | None, typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.")
     ] = None,
@@ -30,7 +31,6 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds after which a text is given up.")] = 120.0,
     drain: Annotated[float, typer.Option(help="Seconds to finish in when told to stop.")] = 30.0,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
-    *,
     machine: Machine,
 ) -> None:
     """Serve models: OpenAI's completions, infill, repair, streamed states, and a page to play with."""

@@ -37,6 +37,7 @@ def _stoppable(out: Path) -> Iterator[None]:
 
 @app.command()
 def truth(
+    *,
     out: OutOption,
     full: Annotated[bool, typer.Option("--full", help="Every world, method and four seeds: hours, resumable.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
@@ -55,6 +56,7 @@ def truth(
 
 @app.command()
 def checkerboard(
+    *,
     out: OutOption,
     seed: SeedOption = 0,
     samples: Annotated[int, typer.Option(help="Samples in every panel.")] = 6000,
@@ -74,32 +76,40 @@ def checkerboard(
 
 @app.command()
 def sudoku(
+    *,
     out: OutOption,
     quick: Annotated[bool, typer.Option("--quick", help="4 x 4 boards and little training: minutes.")] = False,
     seeds: Annotated[int, typer.Option(help="How often everything is trained anew: what intervals are over.")] = 3,
     method: Annotated[
-        list[str] | None, typer.Option(help="dfm, mask, path-only, paper, rk2, crf or mask+crf; again for more.")
+        list[str] | None,
+        typer.Option(help="dfm, mask, path-only, paper, rk2, crf, causal or mask+crf; again for more."),
     ] = None,
-    board: Annotated[
-        str | None, typer.Option(help="Let a finished study fill in this board: digits, . for an empty cell.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Network calls for the board.", min=1)] = 8,
+    box: Annotated[int | None, typer.Option(help="Side of a box: 2 is 4 x 4, 3 is 9 x 9. [default: 3]")] = None,
+    train_steps: Annotated[int | None, typer.Option(help="Training steps of a parent. [default: 3000]", min=4)] = None,
+    puzzles: Annotated[int | None, typer.Option(help="Puzzles of every difficulty. [default: 50]", min=1)] = None,
     workers: WorkersOption = None,
 ) -> None:
     """Solve boards whose answers are right or wrong, at several budgets; the same command resumes."""
-    from fsdfm.studies.sudoku import run_sudoku, solve_board
+    from dataclasses import replace
 
-    if board is not None:
-        typer.echo(solve_board(out, board, method=(method or ["dfm"])[0], steps=steps))
-        return
+    from fsdfm.studies.sudoku import BoardSetting, run_sudoku
+
+    size = BoardSetting.quick() if quick else BoardSetting.small() if box == 2 else BoardSetting()
+    size = replace(
+        size,
+        box=box or size.box,
+        train_steps=train_steps or size.train_steps,
+        puzzles=puzzles or size.puzzles,
+    )
     with _stoppable(out):
-        run_sudoku(out, quick=quick, seeds=seeds, methods=tuple(method or ()), workers=workers)
+        run_sudoku(out, seeds=seeds, methods=tuple(method or ()), setting=size, workers=workers)
     typer.echo((out / "sudoku.md").read_text(encoding="utf-8"))
     typer.echo(f"this and its numbers: {out}/sudoku.md, sudoku.json, sudoku.png and board.png", err=True)
 
 
 @app.command()
 def defects(
+    *,
     out: OutOption,
     held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
     training: Annotated[str, typer.Option(help="Training text, for copies.")],
@@ -128,6 +138,7 @@ def defects(
 
 @app.command()
 def ablate(
+    *,
     factor: Annotated[
         str, typer.Argument(help="scalar, teacher, weights, source, time, jump or start: one of the paper's tables.")
     ],

@@ -30,6 +30,7 @@ def train(
 
 
 def prepare(
+    *,
     inputs: Annotated[list[str], typer.Argument(help="Text, .jsonl or .parquet files, hf:NAME, or builtin:pydoc.")],
     out: OutOption,
     tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, bpe:SIZE (trained on the text), or a path.")] = "gpt2",
@@ -50,8 +51,14 @@ def prepare(
 
 
 def import_weights(
-    source: Annotated[Path, typer.Argument(help="A file or folder of weights.", metavar="FILE_OR_FOLDER")],
-    out: OutOption,
+    *,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of weights, or a model on the hub: owner/name[@revision].", metavar="WEIGHTS"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; imported/NAME unless said.")] = None,
     format: Annotated[
         str, typer.Option(help="auto (what is in it tells), llama2c, fs-dfm (the paper's .pth) or huggingface.")
     ] = "auto",
@@ -103,6 +110,7 @@ def import_weights(
         "system",
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
+    out = out or Path("imported") / Path(source.partition("@")[0]).name
     bundle = run_import(source, out, said, format=format)
     parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
     known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
@@ -114,7 +122,10 @@ def import_weights(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A run, whose newest checkpoint is taken, or a checkpoint.")],
+    *,
+    checkpoint: Annotated[
+        str, typer.Argument(help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.")
+    ],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
     sampling: Annotated[
@@ -124,8 +135,19 @@ def export(
             "none; may be repeated. As it was unless said."
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
+    ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
+    if format == "onnx":
+        if half or sampling is not None:
+            raise ValueError("--half and --sampling are not used with --format onnx; leave them out")
+        from fsdfm.adapters.onnx import export_onnx
+
+        return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
+    if format != "checkpoint":
+        raise ValueError(f"--format is {format!r}; allowed are checkpoint and onnx")
     from fsdfm.generate import read_advice
     from fsdfm.run import export as run_export
 
@@ -137,6 +159,7 @@ def export(
 
 @takes_groups
 def reflow(
+    *,
     parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
@@ -150,7 +173,6 @@ def reflow(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: torch's own choice.")] = 0,
-    *,
     sampling: NoiseSamplingOptions,
 ) -> None:
     """Keep pairs of noise and what a parent makes of it, to train on (discrete reflow); interrupted, it resumes."""
@@ -168,5 +190,7 @@ def reflow(
     if corpus is None or coder is None:
         count = make_pairs(parent, out, config, runtime=runtime)
     else:
-        count = make_coded_pairs(parent, coder, corpus, out, config, coder_tokenizer=coder_tokenizer, runtime=runtime)
+        count = make_coded_pairs(
+            parent, coder, corpus, out=out, config=config, coder_tokenizer=coder_tokenizer, runtime=runtime
+        )
     say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

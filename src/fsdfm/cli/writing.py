@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import typer
 
 from fsdfm.cli.output import Format, Output, watch
 from fsdfm.cli.sampling import Machine, WritingOptions, takes_groups
+from fsdfm.files import read_text, replace_file
 from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ def generate(
     shared: Shared,
     machine: Machine,
 ) -> None:
-    """Write a text, after a prompt or from nothing, in a handful of network calls."""
+    """Write a text, after a prompt or from nothing, in a handful of network calls; fill in a board."""
+    if _is_board_model(shared.model):
+        _fill_board(_read(prompt), shared, sampling)
+        return
     output, lm = _begin(shared, sampling, machine)
     request = lm.encoder.continuation(_read(prompt), suffix, length=length, begin=shared.begin)
     _answer(lm, request, output, shared=shared, sampling=sampling, command="generate")
@@ -67,11 +72,11 @@ def infill(
 
 @takes_groups
 def repair(
+    *,
     text: Annotated[str, typer.Argument(help="The text to repair; - reads standard input.")],
     damaged: Annotated[list[str] | None, typer.Option(help="Damaged characters, BEGIN:END; may be repeated.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
-    *,
     sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
@@ -90,6 +95,42 @@ def repair(
         request = lm.encoder.damaged(corruption.tokens, known, begin=shared.begin)
     results = _answer(lm, request, output, shared=shared, sampling=sampling, command="repair")
     _report_repair(results, corruption)
+
+
+def _is_board_model(folder: str | None) -> bool:
+    """Whether a folder holds a network of `fsdfm study sudoku`; nothing heavy is imported to find out."""
+    try:
+        config = json.loads(read_text(Path(folder or "") / "config.json"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("architecture") == "sudoku"
+
+
+def _fill_board(board: str | None, shared: Shared, sampling: WritingOptions) -> None:
+    """Let a network of `fsdfm study sudoku` fill in a board; with --out FILE.png a picture of its steps."""
+    from fsdfm.generate import SamplerConfig
+    from fsdfm.studies.sudoku.figure import draw_board_steps
+    from fsdfm.studies.sudoku.model import load_board_model
+
+    if board is None:
+        raise ValueError("this model fills in boards; type one, digits row by row and . for an empty cell")
+    options = sampling.options()
+    rule, steps = options.pop("jump"), sampling.steps or 8
+    used = SamplerConfig(**options)
+    if shared.num > 1 or shared.watch or shared.states or sampling.start is not None or sampling.grid != "uniform":
+        raise ValueError("a board takes --steps, --seed, --jump, --temperature, --top-k, --top-p and --out; no others")
+    output = Output(shared.format, shared.out, num=1, states=False)
+    if output.format not in ("text", "png"):
+        raise ValueError(f"--format is {output.format}; a board is text, or a picture with --out FILE.png")
+    assert shared.model is not None
+    model = load_board_model(shared.model)
+    answer = model.solve(board, steps=steps, rule=str(rule) if rule else None, seed=sampling.seed, filter=used.filter())
+    if output.format == "png":
+        assert output.file is not None
+        replace_file(output.file, lambda file: draw_board_steps(answer).savefig(file, format="png", dpi=150))
+    else:
+        output.write_text(answer.text + "\n")
+    typer.echo(f"{steps} network calls; {'solved' if answer.is_right else 'not a solution'}", err=True)
 
 
 def _begin(shared: Shared, sampling: WritingOptions, machine: Machine) -> tuple[Output, LanguageModel]:

@@ -39,6 +39,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from fsdfm.data.documents import Documents, TextPiece, cut
 from fsdfm.data.tokenizer import Tokenizer
 from fsdfm.files import file_sha256, lock, read_text, sync, write_json, write_text
+from fsdfm.terminal import draws_bars
 
 __all__ = ["FORMAT_VERSION", "Corpus", "Header", "prepare"]
 
@@ -133,7 +134,7 @@ class Corpus:
     corpus.tokenizer.decode(corpus.document(0))
     """
 
-    def __init__(self, folder: Path, header: Header, tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64]):
+    def __init__(self, folder: Path, header: Header, tokens: npt.NDArray[Any], *, starts: npt.NDArray[np.int64]):
         self.folder, self.header, self.tokens, self.starts = folder, header, tokens, starts
 
     @classmethod
@@ -147,7 +148,7 @@ class Corpus:
             folder,
             header,
             _map(folder / _TOKENS, np.dtype(header.dtype), header.num_tokens),
-            _map(folder / _STARTS, _START_TYPE, header.num_documents),
+            starts=_map(folder / _STARTS, _START_TYPE, header.num_documents),
         )
         if tokenizer is not None:
             corpus.require(tokenizer)
@@ -205,8 +206,8 @@ class Corpus:
             raise ValueError(f"{self.folder} is one document and cannot be split; prepare a separate validation corpus")
         at = int(self.starts[document])
         return (
-            Corpus(self.folder, self.header, self.tokens[:at], self.starts[:document]),
-            Corpus(self.folder, self.header, self.tokens[at:], self.starts[document:] - at),
+            Corpus(self.folder, self.header, self.tokens[:at], starts=self.starts[:document]),
+            Corpus(self.folder, self.header, self.tokens[at:], starts=self.starts[document:] - at),
         )
 
 
@@ -228,11 +229,11 @@ def prepare(
     if (folder / _HEADER).exists():
         return _reopen(folder, header)
     with lock(folder, beside=True):
-        return _prepare(documents, tokenizer, folder, header, progress=progress, processes=processes)
+        return _prepare(documents, tokenizer, folder, header=header, progress=progress, processes=processes)
 
 
 def _prepare(
-    documents: Documents, tokenizer: Tokenizer, folder: Path, header: Header, *, progress: bool, processes: int
+    documents: Documents, tokenizer: Tokenizer, folder: Path, *, header: Header, progress: bool, processes: int
 ) -> Corpus:
     """`prepare`, in a folder that nobody else writes to."""
     if (folder / _HEADER).exists():  # another made it before the lock was ours
@@ -455,7 +456,8 @@ def _batched(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
 def _bar(visible: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[tokens]}"))
     console = Console(stderr=True)
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not visible)
+    disable = not visible or (console.is_jupyter and not draws_bars(console))
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=disable)
 
 
 def _open_at(path: Path, size: int, sha256: str) -> tuple[BinaryIO, Any]:

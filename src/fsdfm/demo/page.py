@@ -182,7 +182,9 @@ def _tiles(page: Page, comparison: Comparison) -> str:
     rows = [(order.model, page.stored.row(order.model, order.steps)) for order in page.programme.beside]
     judge = str(comparison.evaluations[0].judge.get("name", "no judge"))
     tiles = [
-        _tile(f"{_called(model)} <span class='calls'>{_calls(row.num_calls)}</span>", judge, row.metrics, row.flags)
+        _tile(
+            f"{_called(model)} <span class='calls'>{_calls(row.num_calls)}</span>", judge, row.metrics, flags=row.flags
+        )
         for model, row in rows
         if row is not None
     ]
@@ -190,7 +192,7 @@ def _tiles(page: Page, comparison: Comparison) -> str:
     return f"<div class='tiles'>{''.join(tiles)}{_tile('Real text', judge, real)}</div>"
 
 
-def _tile(name: str, judge: str, metrics: Mapping[str, Measured], flags: Sequence[str] = ()) -> str:
+def _tile(name: str, judge: str, metrics: Mapping[str, Measured], *, flags: Sequence[str] = ()) -> str:
     return (
         f"<div><h3>{name}</h3><p class='big'>{_perplexity(metrics, flags)}</p><p>perplexity under {escape(judge)}</p>"
         f"<p class='second'>{_entropy(metrics)} bits of entropy</p></div>"

@@ -153,7 +153,7 @@ class ExactDenoiser:
         shown = all_states(vocab, self.length)[:, i]
         return normalised(joint, fallback[shown])
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+    def __call__(self, x_t: Tensor, t: Tensor, _: Tensor | None = None) -> Tensor:
         """Logits log p_{1|t}(. | x_t): float64 [B, L, V]; the step size is ignored, truth needs none."""
         vocab = self.path.source.vocab_size
         if x_t.shape[-1] != self.length or int(x_t.min()) < 0 or int(x_t.max()) >= vocab:
@@ -165,7 +165,7 @@ class ExactDenoiser:
             probs[which == n] = self.table(time)[state[which == n]]
         return torch.log(probs)
 
-    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Independent:
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, **_: Tensor | None) -> Independent:
         """The true marginals p_{1|t}(. | x_t) of every position; of the joint law see `fsdfm.flow.exact.all_states`."""
         return Independent.of_logits(self(x_t, t, h))
 

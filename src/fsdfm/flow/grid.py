@@ -91,7 +91,7 @@ class StepSizeWeights(ABC):
     """
 
     @abstractmethod
-    def __call__(self, h: Tensor, training_step: int) -> Tensor:
+    def __call__(self, h: Tensor, training_step: int, /) -> Tensor:
         """Unnormalised weights of the step sizes h, which hold the smallest and the largest: float64 like h."""
 
     def probabilities(self, h: Tensor, training_step: int = 0) -> Tensor:
@@ -110,7 +110,7 @@ class StepSizeWeights(ABC):
 class UniformWeights(StepSizeWeights):
     """PU: every step size alike."""
 
-    def __call__(self, h: Tensor, training_step: int) -> Tensor:
+    def __call__(self, h: Tensor, _: int, /) -> Tensor:
         """1 everywhere."""
         return torch.ones_like(h)
 
@@ -125,7 +125,7 @@ class BoostedWeights(StepSizeWeights):
         if not 0 < self.boost < float("inf"):
             raise ValueError(f"boost is {self.boost}; allowed are finite numbers > 0")
 
-    def __call__(self, h: Tensor, training_step: int) -> Tensor:
+    def __call__(self, h: Tensor, _: int, /) -> Tensor:
         """The boost where h is smallest."""
         return torch.where(h == h.min(), self.boost, 1.0).to(torch.float64)
 
@@ -134,7 +134,7 @@ class BoostedWeights(StepSizeWeights):
 class GeometricWeights(StepSizeWeights):
     """G: 2^10 on the smallest of the eleven sizes, halving up to 1 on the largest, that is h_max / h."""
 
-    def __call__(self, h: Tensor, training_step: int) -> Tensor:
+    def __call__(self, h: Tensor, _: int, /) -> Tensor:
         """Inversely proportional to h."""
         return h.max() / h
 

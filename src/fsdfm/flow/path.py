@@ -49,7 +49,7 @@ class MixturePath:
         return self.coupling.sample(self.source, x_1, noise)
 
     def sample(
-        self, x_0: Tensor, x_1: Tensor, t: Time, noise: Noise, *, step: int = 0, turns: Tensor | None = None
+        self, x_0: Tensor, x_1: Tensor, t: Time, *, noise: Noise, step: int = 0, turns: Tensor | None = None
     ) -> Tensor:
         """x_t ~ p_t(. | x_0, x_1): each position shows x_1 with probability kappa_t, else x_0.
 
@@ -64,7 +64,7 @@ class MixturePath:
         shows_data = turns < kappa
         return torch.where(shows_data.to(x_1.device), x_1, x_0)
 
-    def renoise(self, x_t: Tensor, t: Time, t_back: Time, noise: Noise, *, step: int = 0) -> Tensor:
+    def renoise(self, x_t: Tensor, t: Time, t_back: Time, *, noise: Noise, step: int = 0) -> Tensor:
         """Go back in time exactly: x_s ~ p_s for s = t_back <= t, if x_t ~ p_t and the coupling is independent.
 
         Each position returns to the source with probability 1 - kappa_s / kappa_t, for then

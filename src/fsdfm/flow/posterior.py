@@ -252,7 +252,7 @@ class SplitNetwork(Protocol):
     `joint` with a method `posterior(network, x_t, t, h, rows=rows)`, for positions that depend on each other.
     """
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor, /) -> Tensor:
         """Features [B, L, C], everything but the head."""
         ...
 

@@ -19,6 +19,8 @@ is infinite, stay = p(x_t), r = 1): the printed rule would force even a certain 
 Since no rule leaves with probability more than 1 - e^-E, which needs no p, a coin u decides in two stages without a
 second random number: a position is a *candidate* if u < 1 - e^-E, and jumps if also u < leave(p). Only candidates
 need their logits. This is the thinning of the paper's rule, and under ExactJump the redraw itself.
+
+**Sweeps** (`Sweep`) settle positions from left to right, each once and for all.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ __all__ = [
     "SamplerState",
     "SingleJump",
     "StepRule",
+    "Sweep",
     "SystematicJump",
     "advance",
     "low_discrepancy_turns",
@@ -149,11 +152,12 @@ class Jump(StepRule):
         q = -torch.expm1(log_p)
         return torch.where(q > 0, q * self.leave_ratio(q, redraws), 0.0)
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """The uniforms that decide over jumps in a step: float64 [B, length].
 
         bounds   P(candidate) of each step of the trajectory so far, this one last: float64 [B, step+1] or [B, 1]
         """
+        del bounds  # coins that know of no other step
         return noise.uniform(Purpose.COIN, length, step)
 
     def plan(self, state: SamplerState) -> Plan:
@@ -163,7 +167,7 @@ class Jump(StepRule):
         bound = self._bound(state)
         earlier = state.memory.get("bounds")
         bounds = bound[:, None] if earlier is None else torch.cat([earlier, bound[:, None]], -1)
-        coins = self.coins(state.noise, length, state.index, bounds.to(state.noise.samples.device))
+        coins = self.coins(state.noise, length, state.index, bounds=bounds.to(state.noise.samples.device))
         candidate = (coins < bound[:, None].to(coins.device)).to(device) & state.movable()
         return Plan(candidate.flatten().nonzero()[:, 0], coins)
 
@@ -178,14 +182,14 @@ class Jump(StepRule):
         state.memory["bounds"] = bound if earlier is None else torch.cat([earlier, bound], -1)
         u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
         if posterior.joint and self.redraws_candidates:
-            return _redrawn_together(state, plan, posterior, u)
-        return self._moved(state, plan, posterior, u.flatten()[plan.rows.to(u.device)])
+            return _redrawn_together(state, plan, posterior, u=u)
+        return self._moved(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
 
     def _bound(self, state: SamplerState) -> Tensor:
         """P(candidate) of this step: float64 [B]."""
         return -torch.expm1(-self.redraws(state.path.schedule, state.t, state.t_next).expand(len(state.x_t)))
 
-    def _moved(self, state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+    def _moved(self, state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
         """Every candidate leaves or stays, and goes where its own u says."""
         assert plan.coins is not None
         device, length, source = state.x_t.device, state.x_t.shape[1], state.path.source
@@ -328,7 +332,7 @@ class SystematicJump(_PlannedJump):
     mask source, would leave ahead of the schedule (P(left by s) = min(1, A_s) instead of kappa).
     """
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """1 where the position is no candidate, else uniform below the candidate probability."""
         bound = bounds[:, -1:]
         before = bounds[:, :-1].sum(-1, keepdim=True)
@@ -348,7 +352,7 @@ class LowDiscrepancyJump(_PlannedJump):
     rule itself, with every source; only together they are not independent. It is not Markov.
     """
 
-    def coins(self, noise: Noise, length: int, step: int, bounds: Tensor) -> Tensor:
+    def coins(self, noise: Noise, length: int, step: int, *, bounds: Tensor) -> Tensor:
         """1 before a position's first turn, uniform below the candidate probability at it, any uniform after it."""
         bound = bounds[:, -1:]
         begin = 1 - (1 - bounds[:, :-1]).prod(-1, keepdim=True)
@@ -364,12 +368,60 @@ def low_discrepancy_turns(noise: Noise, length: int) -> Tensor:
     return torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
 
 
+@dataclass(frozen=True)
+class Sweep(StepRule):
+    """Positions settle from left to right: every step draws the next ones, together, and what follows stays noise.
+
+    Of the n free positions at the start, at t_0, those with the numbers b(t) .. b(t_next) - 1 turn, counted from 0 and
+    from the left, b(t) = round(n (kappa_t - kappa_{t_0}) / (1 - kappa_{t_0})): each position has a schedule of its own,
+    a jump from 0 to 1. With the exact joint posterior the text has the law of the data for *any* number of steps,
+
+        p(x^{<b}) p(x^{b .. b'} | x^{<b}) p(x^{>b'} | x^{<=b'}) = p(x),
+
+    for what is not settled is noise that knows nothing of it. The network is told the share that is settled. Blocks of
+    tokens that follow each other, each denoised at once: semi-autoregressive models (arXiv 1808.08583, 2210.17432) and
+    block diffusion (2503.09573); here a block is a step, and as wide as the grid has it.
+    """
+
+    def plan(self, state: SamplerState) -> Plan:
+        """The positions whose turn it is."""
+        require_rows(state.noise, len(state.x_t))
+        rank, begin, end = self._turns(state)
+        return Plan(((rank >= begin) & (rank < end)).flatten().nonzero()[:, 0])
+
+    def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
+        """Draw them; what was settled before is held."""
+        rank, begin, _ = self._turns(state)
+        state.memory.setdefault("start", state.t)
+        state.memory.setdefault("rank", rank)
+        state.memory["reached"] = state.t_next
+        held = torch.where(rank >= begin, -1, state.x_t)
+        posterior = posterior.given(held, forbidden=state.path.source.mask_token)
+        u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
+        if posterior.joint:
+            return _redrawn_together(state, plan, posterior, u=u)
+        return _redrawn_alone(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
+
+    def _turns(self, state: SamplerState) -> tuple[Tensor, Tensor, Tensor]:
+        """Free positions numbered, -1 elsewhere, [B, L]; the first that turns, and the first that waits, [B, 1]."""
+        if bool((state.t < state.memory.get("reached", state.t)).any()):
+            raise ValueError("the rule sweep does not go back: what it has settled stays; leave out renoise")
+        free = state.movable()
+        rank = state.memory.get("rank", torch.where(free, free.cumsum(1) - 1, -1))
+        before = state.path.schedule.kappa(state.memory.get("start", state.t))
+        count = (rank.amax(1) + 1).cpu()
+        shares = [(state.path.schedule.kappa(t) - before) / (1 - before) for t in (state.t, state.t_next)]
+        begin, end = (torch.round(share * count).to(rank.device)[:, None] for share in shares)
+        return rank, begin, end
+
+
 RULES: dict[str, StepRule] = {
     "exact": ExactJump(),
     "single": SingleJump(),
     "instant": InstantJump(),
     "systematic": SystematicJump(ExactJump()),
     "spaced": LowDiscrepancyJump(ExactJump()),
+    "sweep": Sweep(),
 }
 """The rules by their names on the command line and in recipes; add your own."""
 
@@ -379,7 +431,7 @@ def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor
     return rule.apply(state, rule.plan(state), posterior)
 
 
-def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, u: Tensor) -> Tensor:
+def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
     """Candidates take their part of a whole text drawn for their sample."""
     candidate = torch.zeros(state.x_t.numel(), dtype=torch.bool, device=state.x_t.device)
     candidate[plan.rows] = True
@@ -390,6 +442,16 @@ def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, u: 
         texts = posterior.draw(moving, u[moving.to(u.device)], filter=state.filter)
         x_next[moving] = torch.where(candidate[moving], texts, state.x_t[moving])
     return x_next
+
+
+def _redrawn_alone(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
+    """Every position of the plan takes a draw of its own, from uniforms u [N]."""
+    source, x_next = state.path.source, state.x_t.flatten().clone()
+    for part, tile, own in posterior.marginals(plan.rows):
+        _check_width(tile, source)
+        drawn = draw(tile, u[part], rows=own, forbidden=source.mask_token, filter=state.filter)
+        x_next[plan.rows[part]] = drawn.tokens
+    return x_next.view_as(state.x_t)
 
 
 def _check_width(logits: Tensor, source: Source) -> None:
@@ -404,8 +466,8 @@ def transition_log_prob(
     logits: Tensor,
     x_t: Tensor,
     x_next: Tensor,
-    redraws: Tensor,
     *,
+    redraws: Tensor,
     jump: Jump,
     path: MixturePath,
     frozen: Tensor | None = None,

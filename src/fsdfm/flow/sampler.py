@@ -143,7 +143,7 @@ class Sampler:
             t, t_next = torch.where(own < 1, own, t), torch.where(own < 1, pace, t_next)  # of finished ones, any
         if self.renoise:
             t_back = (t - self.renoise * (t_next - t)).clamp(min=0)
-            renoised = self.path.renoise(x_t, t, t_back, self.noise, step=index)
+            renoised = self.path.renoise(x_t, t, t_back, noise=self.noise, step=index)
             x_t = renoised if self.frozen is None else torch.where(self.frozen, x_t, renoised)
             t = t_back
         return SamplerState(

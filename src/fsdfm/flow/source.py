@@ -87,7 +87,7 @@ class MaskSource(Source):
         self.vocab_size = _check_vocab(vocab_size, smallest=2)
         self.mask_token = _check_mask(mask_token, vocab_size)
 
-    def sample(self, noise: Noise, length: int, *, step: int = 0) -> Tensor:
+    def sample(self, noise: Noise, length: int, **_: int) -> Tensor:
         """All mask."""
         return torch.full((len(noise), length), self.mask_token, device=noise.samples.device)
 

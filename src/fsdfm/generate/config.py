@@ -51,8 +51,9 @@ class SamplerConfig:
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
                   so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
-    jump          the rule of a step: exact, single, instant, systematic, spaced; certain, bounded, stop, which adapt
-                  (`fsdfm.flow.adaptive`); or a `StepRule`; the model's own advice unless said, exact where it has none
+    jump          the rule of a step: exact, single, instant, systematic, spaced, sweep; certain, bounded, stop, which
+                  adapt (`fsdfm.flow.adaptive`); or a `StepRule`; what the model advises unless said, exact where it
+                  says nothing
     grid          uniform: equal steps in time; kappa: equal steps in kappa; fitted: the best for the model's entropy
                   curve; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
@@ -79,7 +80,7 @@ class SamplerConfig:
 
     def __post_init__(self) -> None:
         if self.steps not in (None, "auto"):
-            require_whole("steps", self.steps, 1, MAX_STEPS)
+            require_whole("steps", self.steps, 1, high=MAX_STEPS)
         if self.target is not None:
             BudgetTarget.read(self.target)
             if self.steps != "auto":

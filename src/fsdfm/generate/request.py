@@ -49,7 +49,7 @@ class Request:
 
     def copies(self, num: int) -> list[Request]:
         """The same request `num` times, with noise of their own."""
-        return [replace(self, copy=copy) for copy in range(require_whole("num", num, 1, MAX_COPIES))]
+        return [replace(self, copy=copy) for copy in range(require_whole("num", num, 1, high=MAX_COPIES))]
 
     def sample_index(self, block: int) -> int:
         """Which sample of the noise a block of this request is: a function of what is asked, not of the batch.

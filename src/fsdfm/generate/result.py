@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from fsdfm.data import Tokenizer
 
@@ -123,8 +123,14 @@ class Generation:
     states: tuple[State, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
 
+    html: ClassVar[Callable[[Generation], str] | None] = None  # how a notebook shows one; `fsdfm` says it
+
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str | None:
+        """The timeline, for notebooks; None: they show the words."""
+        return None if Generation.html is None else Generation.html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the states only if they were kept."""

@@ -281,7 +281,7 @@ class GenerationRun:
             starts[draft] = found
             if fixed is not None:
                 back = found.clamp(max=fixed)
-                renoised = path.renoise(x_t[draft], found, back, noise[draft])
+                renoised = path.renoise(x_t[draft], found, back, noise=noise[draft])
                 x_t[draft] = torch.where(frozen[draft], x_t[draft], renoised)
         return x_t, starts if fixed is None else torch.full_like(starts, fixed)
 

@@ -29,6 +29,13 @@ from fsdfm.learn.path import (
     make_path_objective,
 )
 from fsdfm.learn.reward import REWARDS, RewardConfig, RewardObjective, make_reward_objective, register_reward
+from fsdfm.learn.sweep import (
+    AutoregressiveConfig,
+    AutoregressiveTeacher,
+    SweepConfig,
+    SweepObjective,
+    make_sweep_objective,
+)
 from fsdfm.learn.teacher import (
     TABLEAUS,
     NoTeacherConfig,
@@ -44,6 +51,8 @@ __all__ = [
     "REWARDS",
     "TABLEAUS",
     "TEACHERS",
+    "AutoregressiveConfig",
+    "AutoregressiveTeacher",
     "CanvasConfig",
     "CanvasObjective",
     "CrossEntropy",
@@ -65,6 +74,8 @@ __all__ = [
     "ShortcutConfig",
     "ShortcutTeacher",
     "Stage",
+    "SweepConfig",
+    "SweepObjective",
     "Tableau",
     "Target",
     "Teacher",
@@ -79,6 +90,7 @@ register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
 register_objective("canvas", CanvasConfig, make_canvas_objective)
 register_objective("reward", RewardConfig, make_reward_objective)
-register_objective("next-token", NextTokenConfig, lambda config, path: NextTokenObjective())  # noqa: ARG005 (one signature for all of its kind)
-register_teacher("none", NoTeacherConfig, lambda config: None)  # noqa: ARG005 (one signature for all of its kind)
+register_objective("sweep", SweepConfig, make_sweep_objective)
+register_objective("next-token", NextTokenConfig, lambda _, __: NextTokenObjective())
+register_teacher("none", NoTeacherConfig, lambda _: None)
 register_teacher("shortcut", ShortcutConfig, make_shortcut_teacher)

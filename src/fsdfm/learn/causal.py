@@ -46,7 +46,7 @@ class NextTokenObjective:
         """Itself."""
         return self
 
-    def __call__(self, model: Any, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any) -> Outcome:
+    def __call__(self, model: Any, batch: TrainingBatch, _: Noise, /, **__: Any) -> Outcome:
         """The loss of a batch for a model with `nll`: int64 [B, L] -> [B, L-1]."""
         nll: Tensor = model.nll(batch.x_1)
         scored = torch.ones_like(nll) if batch.real is None else batch.real[:, 1:].to(nll)

@@ -137,7 +137,7 @@ class FewStepObjective:
         device = batch.x_1.device
         h = self.draw_step_sizes(noise, training_step, batch.size or len(batch.x_1))
         t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-        batch = settled(self.path, batch, noise, h)
+        batch = settled(self.path, batch, noise, h=h)
         rows = noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         features = model.trunk(rows.x_t, t.to(device), h.to(device))
         shown = _Shown(rows, features, t, h, noise, batch.given)
@@ -155,7 +155,7 @@ class FewStepObjective:
     def _path(self, model: TrainableDenoiser, part: _Shown) -> _Branch:
         features = part.features.flatten(0, 1)
         total, per_row, noted = path_branch(
-            model, self.path, features, part.rows, t=part.t, h=part.h, loss=self.loss, chunk=self.chunk
+            model, self.path, features, rows=part.rows, t=part.t, h=part.h, loss=self.loss, chunk=self.chunk
         )
         return _Branch(total, per_row, part.rows, noted)
 

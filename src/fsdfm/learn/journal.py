@@ -1,10 +1,9 @@
-"""Where a run writes what it says: a progress bar, `metrics.jsonl`, TensorBoard."""
+"""Where a run writes what it says: a progress bar and `metrics.jsonl`; `fsdfm.run.tracking` has the rest."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fsdfm.files import write_text
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Trainer
-from fsdfm.terminal import say
+from fsdfm.terminal import draws_bars, say
 
-__all__ = ["JsonLines", "ProgressBar", "duration", "tensorboard"]
+__all__ = ["JsonLines", "ProgressBar", "duration"]
 
 
 class JsonLines:
@@ -49,7 +48,7 @@ def _step_of(line: str) -> float:
 
 
 class ProgressBar:
-    """Losses, tokens/s and time left: a moving line on a terminal, a line per report anywhere else."""
+    """Losses, tokens/s and time left: a moving line on a terminal or in a notebook, a line per report anywhere else."""
 
     def __init__(self, console: Console, total: int, done: int):
         self.console = console
@@ -60,7 +59,7 @@ class ProgressBar:
             TextColumn("loss {task.fields[loss]}{task.fields[parts]}  {task.fields[speed]}  {task.fields[left]}"),
             TimeElapsedColumn(),
         )
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.progress = Progress(*columns, console=console, disable=not draws_bars(console))
         self.task = self.progress.add_task("train", total=total, completed=done, loss="?", parts="", speed="", left="")
 
     def __enter__(self) -> ProgressBar:
@@ -79,7 +78,7 @@ class ProgressBar:
         speed, left = f"{report.tokens_per_second:,.0f} tokens/s", duration(report.seconds_left) + " left"
         parts = _parts(report.logs)
         self.progress.update(self.task, parts=parts, speed=speed, left=left)
-        if not self.console.is_terminal:
+        if not draws_bars(self.console):
             self.say(f"step {report.training_step}  loss {report.loss:.4g}{parts}  {speed}  {left}")
         if report.alarm:
             self.say(f"warning: {report.alarm}")
@@ -102,19 +101,3 @@ def duration(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // smaller} {smaller_name}"
     return f"{whole} s"
-
-
-def tensorboard(folder: Path) -> Callable[[int, Mapping[str, float]], None] | None:
-    """Takes a training step and numbers by name, for TensorBoard to show; None where it is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(folder))
-
-    def write(training_step: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, training_step)
-        writer.flush()
-
-    return write

@@ -77,7 +77,7 @@ class _ChunkedLoss(torch.autograd.Function):
     """sum over rows of weight * loss(features), with its gradient taken in the forward pass."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 (autograd gives everything by position)
         ctx: Any,
         features: Tensor,
         weight: Tensor,

@@ -23,6 +23,7 @@ from fsdfm.noise import Noise
 __all__ = [
     "OBJECTIVES",
     "TEACHERS",
+    "Asked",
     "Objective",
     "Outcome",
     "SectionConfig",
@@ -42,7 +43,7 @@ class TrainableDenoiser(Protocol):
         """The last linear layer."""
         ...
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor, /) -> Tensor:
         """Features [B, L, C], the head's input."""
         ...
 
@@ -59,8 +60,8 @@ class Target(Protocol):
         ...
 
 
-class Teacher(Protocol):
-    """Says what a step of size h from x_t should do."""
+class Asked(Protocol):
+    """What an objective says of its teacher: who it is, how often and from which step size on it is asked."""
 
     @property
     def calls(self) -> int:
@@ -78,9 +79,13 @@ class Teacher(Protocol):
         ...
 
     @property
-    def network(self) -> Literal["ema", "student", "parent"]:
-        """Who is asked: the averaged weights, the student without dropout, or the frozen parent of the run."""
+    def network(self) -> Literal["ema", "student", "parent", "autoregressive"]:
+        """Who is asked: the averaged weights, the student without dropout, the frozen parent, or another's model."""
         ...
+
+
+class Teacher(Asked, Protocol):
+    """Says what a step of size h from x_t should do."""
 
     def target(
         self,
@@ -118,7 +123,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def teacher(self) -> Teacher | None:
+    def teacher(self) -> Asked | None:
         """Who is asked about large steps, if anybody."""
         ...
 
@@ -137,6 +142,7 @@ class Objective(Protocol):
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
+        /,
         *,
         training_step: int,
         ema: TrainableDenoiser,

@@ -16,6 +16,7 @@ from fsdfm.runtime import is_sharded, local
 
 __all__ = ["EMA", "OptimConfig", "Optimiser", "WithoutDropout"]
 
+_JOINT = "joint."  # the names of a joint head's weights begin so
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -24,6 +25,7 @@ class OptimConfig:
     """How weights follow gradients; the defaults are the paper's pre-training."""
 
     lr: float = 3e-4  # the peak of the learning rate
+    joint_lr: float | None = None  # that of a joint head; None: the same
     warmup: int = 10_000  # training steps from 0 to the peak, linearly
     final: float = 0.1  # the learning rate at the end as a share of the peak, reached along a cosine
     beta1: float = 0.9
@@ -36,6 +38,8 @@ class OptimConfig:
         for name, low, high in (("lr", 0, 10), ("clip", 0, math.inf)):
             if not low < getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are {low} < {name} <= {high}")
+        if self.joint_lr is not None and not 0 < self.joint_lr <= 10:
+            raise ValueError(f"joint_lr is {self.joint_lr}; allowed are 0 < joint_lr <= 10, or none for that of lr")
         for name in ("beta1", "beta2", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are 0 <= {name} < 1")
@@ -57,13 +61,13 @@ class Optimiser:
     def __init__(self, model: nn.Module, config: OptimConfig, *, steps: int):
         self.config, self.steps = config, steps
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        decayed = [name for name, p in self.parameters.items() if p.ndim >= 2]
-        others = [name for name, p in self.parameters.items() if p.ndim < 2]
-        self._order = [*decayed, *others]
+        groups = _groups(self.parameters, config)
+        self._order = [name for names, _, _ in groups for name in names]
+        self._scales = [scale for _, _, scale in groups]
         self._adamw = torch.optim.AdamW(
             [
-                {"params": [self.parameters[name] for name in decayed], "weight_decay": config.weight_decay},
-                {"params": [self.parameters[name] for name in others], "weight_decay": 0.0},
+                {"params": [self.parameters[name] for name in names], "weight_decay": decay}
+                for names, decay, _ in groups
             ],
             lr=config.lr,
             betas=(config.beta1, config.beta2),
@@ -89,8 +93,8 @@ class Optimiser:
 
     def step(self, training_step: int) -> None:
         """Move the weights, and forget the gradients."""
-        for group in self._adamw.param_groups:
-            group["lr"] = self.learning_rate(training_step)
+        for group, scale in zip(self._adamw.param_groups, self._scales, strict=True):
+            group["lr"] = self.learning_rate(training_step) * scale
         self._adamw.step()
         self.forget()
 
@@ -126,6 +130,17 @@ class Optimiser:
                 moments[index] = found
         record: dict[str, Any] = {"state": moments, "param_groups": self._adamw.state_dict()["param_groups"]}
         self._adamw.load_state_dict(record)
+
+
+def _groups(parameters: Mapping[str, Tensor], config: OptimConfig) -> list[tuple[list[str], float, float]]:
+    """Names, weight decay and share of the learning rate: matrices and others, of the network and of its joint head."""
+    of_joint = 1.0 if config.joint_lr is None else config.joint_lr / config.lr
+    groups = []
+    for joint, scale in ((False, 1.0), (True, of_joint)):
+        own = {name: p for name, p in parameters.items() if (of_joint != 1 and name.startswith(_JOINT)) is joint}
+        groups.append(([name for name, p in own.items() if p.ndim >= 2], config.weight_decay, scale))
+        groups.append(([name for name, p in own.items() if p.ndim < 2], 0.0, scale))
+    return [group for group in groups if group[0]]
 
 
 class EMA:

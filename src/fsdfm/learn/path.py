@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class PathLoss(ABC):
     """A loss per position from (log p(x_1), log p(x_t)): the model's logits meet the data here."""
 
     @abstractmethod
-    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, *, scalar: Tensor) -> Tensor:
         """All of them [N]; `shown` is x_t == x_1."""
 
 
@@ -81,16 +81,16 @@ class PathLoss(ABC):
 class GeneralisedKL(PathLoss):
     """-gbar [p(x_t) - delta + (1 - delta) log p(x_1)], the paper's path loss."""
 
-    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, *, scalar: Tensor) -> Tensor:
         """See `fsdfm.flow.generalised_kl`."""
-        return generalised_kl(log_p_1, log_p_t, shown, scalar)
+        return generalised_kl(log_p_1, log_p_t, shown, scalar=scalar)
 
 
 @dataclass(frozen=True)
 class CrossEntropy(PathLoss):
     """-log p(x_1): the same minimiser, another weighting of times, less variance."""
 
-    def __call__(self, log_p_1: Tensor, log_p_t: Tensor, shown: Tensor, scalar: Tensor) -> Tensor:
+    def __call__(self, log_p_1: Tensor, *_: Tensor, **__: Tensor) -> Tensor:
         """Whatever the time."""
         return -log_p_1
 
@@ -140,7 +140,7 @@ class NoisedRows:
         )
 
 
-def settled(path: MixturePath, batch: TrainingBatch, noise: Noise, h: Tensor) -> TrainingBatch:
+def settled(path: MixturePath, batch: TrainingBatch, noise: Noise, *, h: Tensor) -> TrainingBatch:
     """The batch with the rows of its step sizes h, each with its noise."""
     x_0, x_1, given, real = batch.x_0, batch.x_1, batch.given, batch.real
     if x_0 is None or bool((x_0[:, 0] < 0).any()):
@@ -163,7 +163,7 @@ def noised(path: MixturePath, batch: TrainingBatch, noise: Noise, *, t: Tensor, 
         length = batch.x_1.shape[1]
         spaced = noise.uniform(Purpose.PHASE, 1, step=1) < spaced_share
         turns = torch.where(spaced, low_discrepancy_turns(noise, length), noise.uniform(Purpose.PATH, length))
-    x_t = path.sample(batch.x_0, batch.x_1, t, noise, turns=turns)
+    x_t = path.sample(batch.x_0, batch.x_1, t, noise=noise, turns=turns)
     scored = torch.ones_like(x_t, dtype=torch.bool)
     if batch.given is not None:
         x_t = torch.where(batch.given, batch.x_1, x_t)
@@ -192,7 +192,7 @@ def _path_rows(path: MixturePath, rows: NoisedRows, scalar: Tensor, *, loss: Pat
             logits = without_token(logits, path.source.mask_token)
         log_p_1, log_p_t = log_probs_at(logits, torch.stack([x_1[part], x_t[part]], -1)).unbind(-1)
         exits[part] = -per_row[part] * torch.expm1(log_p_t.detach())
-        return loss(log_p_1, log_p_t, x_1[part] == x_t[part], per_row[part])
+        return loss(log_p_1, log_p_t, x_1[part] == x_t[part], scalar=per_row[part])
 
     return losses
 
@@ -201,8 +201,8 @@ def path_branch(
     model: TrainableDenoiser,
     path: MixturePath,
     features: Tensor,
-    rows: NoisedRows,
     *,
+    rows: NoisedRows,
     t: Tensor,
     h: Tensor,
     loss: PathLoss,
@@ -217,7 +217,7 @@ def path_branch(
             raise ValueError(
                 'a model with a joint posterior is trained on its likelihood; set objective.loss to "cross-entropy"'
             )
-        return *joint_loss(model, path, features, rows, t=t, h=h, whole=chunk is None), {}
+        return *joint_loss(model, path, features, rows=rows, t=t, h=h, whole=chunk is None), {}
     exits = torch.zeros(len(features), device=features.device)
     losses = _path_rows(path, rows, _path_scalar(path, t, h), loss=loss, exits=exits)
     total, per_row = chunked_loss(model, features, rows.weight.flatten(), losses=losses, chunk=chunk)
@@ -271,19 +271,18 @@ class PathObjective:
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
-        *,
-        training_step: int,
-        ema: TrainableDenoiser,
+        /,
+        **_: Any,
     ) -> Outcome:
         """The mean over samples of the mean over their scored positions."""
         h = torch.full((len(batch.x_1),), self.h, dtype=torch.float64)
         t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
-        batch = settled(self.path, batch, noise, h)
+        batch = settled(self.path, batch, noise, h=h)
         rows = noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device
         features = model.trunk(rows.x_t, t.to(device), h.to(device)).flatten(0, 1)
         total, per_row, noted = path_branch(
-            model, self.path, features, rows, t=t, h=h, loss=self.loss, chunk=self.chunk
+            model, self.path, features, rows=rows, t=t, h=h, loss=self.loss, chunk=self.chunk
         )
         logs = {"loss": float(total.detach()), **noted}
         counts = dict.fromkeys(noted, int(rows.scorable.sum()))

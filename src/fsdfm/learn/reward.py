@@ -235,23 +235,23 @@ class RewardObjective:
         batch: TrainingBatch,
         noise: Noise,
         *,
-        training_step: int,
+        training_step: int,  # noqa: ARG002 (one signature for all of its kind)
         ema: TrainableDenoiser,
     ) -> Outcome:
         """The loss of one draw per row; `ema` is the parent."""
         _check_dropout(model)
         policy, parent = (Tempered(network, self.config.heat) for network in (model, ema))
         rollout = self._draw(policy, batch, noise)
-        rewards = self._rewards(rollout.x_1, batch).to(rollout.x_1.device)
+        rewards = self._rewards(rollout.x_1).to(rollout.x_1.device)
         features = rollout.features(policy)
         with torch.no_grad():
             ones = torch.ones(len(rewards), device=rollout.x_1.device)
-            _, log_p = weighted_log_prob(policy, rollout, [f.detach() for f in features], ones, chunk=self.chunk)
-            _, reference = weighted_log_prob(parent, rollout, rollout.features(parent), ones, chunk=self.chunk)
+            _, log_p = weighted_log_prob(policy, rollout, [f.detach() for f in features], weight=ones, chunk=self.chunk)
+            _, reference = weighted_log_prob(parent, rollout, rollout.features(parent), weight=ones, chunk=self.chunk)
         log_ratio = log_p - reference
         weigh, beta, group = _WEIGHTS[self.config.method], self.config.beta, self.config.group
         weights, value = weigh(rewards, log_ratio, beta=beta, group=group)
-        surrogate, _ = weighted_log_prob(policy, rollout, features, weights, chunk=self.chunk)
+        surrogate, _ = weighted_log_prob(policy, rollout, features, weight=weights, chunk=self.chunk)
         loss = surrogate - surrogate.detach() + value
         notes = {
             "loss": float(value),
@@ -278,7 +278,7 @@ class RewardObjective:
         grid, rule = Grid.uniform(self.config.calls), self.config.jump()
         return roll_out(policy, self.path, x_0, grid=grid, noise=noise, rule=rule, frozen=frozen)
 
-    def _rewards(self, x_1: Tensor, batch: TrainingBatch) -> Tensor:
+    def _rewards(self, x_1: Tensor) -> Tensor:
         if self.tokenizer is None:
             raise ValueError("the objective cannot read texts yet; give it a tokenizer: objective.reading(tokenizer)")
         texts = [_text(self.tokenizer, row) for row in x_1.tolist()]

@@ -164,8 +164,8 @@ def weighted_log_prob(
     model: TrainableDenoiser,
     rollout: DrawnTexts,
     features: Sequence[Tensor],
-    weight: Tensor,
     *,
+    weight: Tensor,
     chunk: int | None = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """(sum_b weight_b log P(draw_b), log P(draw_b) [B]), the first differentiable in the model.

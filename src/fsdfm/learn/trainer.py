@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,16 @@ from fsdfm.data import TrainingBatch
 from fsdfm.learn.objective import Objective, Outcome, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser
 from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
+from fsdfm.model import CausalModel
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime
 
 __all__ = ["Every", "Feed", "Hooks", "Trainer", "TrainerConfig", "TrainingState"]
 
 _REFERENCE_BATCHES = 4
+
+
+TRACKER_NAMES = ("auto", "none", "tensorboard", "trackio", "wandb")  # what they mean: fsdfm.run.tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,9 @@ class TrainerConfig:
     log_every: int = 100  # training steps between two reports
     save_every: int = 1000  # training steps between two checkpoints
     keep: int = 2  # checkpoints kept
+    tracker: str = (
+        "auto"  # where numbers and texts go, too: none, tensorboard, trackio, wandb; auto: TensorBoard, if any
+    )
     entropy_alarm: float = 0.8  # warn when targets fall below this share of the student's entropy at the start
 
     def __post_init__(self) -> None:
@@ -49,6 +56,8 @@ class TrainerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are whole numbers >= 1")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate is {self.accumulate}; allowed are divisors of batch_size = {self.batch_size}")
+        if self.tracker not in TRACKER_NAMES:
+            raise ValueError(f"tracker is {self.tracker!r}; allowed are {', '.join(TRACKER_NAMES)}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; allowed are 0 <= seed < 2**63")
 
@@ -109,12 +118,12 @@ class Trainer:
         ema: EMA,
         runtime: Runtime,
         config: TrainerConfig,
-        teacher: TrainableDenoiser | None = None,
+        teacher: TrainableDenoiser | CausalModel | None = None,
         hooks: Hooks | None = None,
     ):
         self.model, self.objective, self.feed = model, objective, feed
         self.optimiser, self.ema, self.runtime, self.config = optimiser, ema, runtime, config
-        self.teacher: TrainableDenoiser = ema.module if teacher is None else teacher  # type: ignore[assignment]
+        self.teacher: Any = ema.module if teacher is None else teacher
         self.hooks = hooks or Hooks()
         self.processes, self.student = runtime.processes, runtime.student(model)
         self.alarm = EntropyAlarm(config.entropy_alarm)

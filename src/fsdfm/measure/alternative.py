@@ -10,7 +10,6 @@ tokenizer, or it is the llama2.c model whose tokenizer the other one's was made 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,8 @@ import torch
 from fsdfm.checkpoint import causal_over
 from fsdfm.data import Tokenizer
 from fsdfm.measure.judges.causal import is_causal_folder, read_causal
-from fsdfm.measure.sampling import Drawn
+from fsdfm.measure.rows import TokenRows
+from fsdfm.measure.sampling import Drawn, read_clock
 from fsdfm.model import CausalModel
 from fsdfm.noise import Noise
 
@@ -50,17 +50,30 @@ class Alternative:
         A row begins with BOS; where the model it is compared with has none, with a token that is left out.
         """
         first, extra = (0, 1) if bos_id is None else (bos_id, 0)
-        parts = []
+        parts, device = [], next(self.model.parameters()).device
         for start in range(0, num, self.batch_size):
             count = min(self.batch_size, num - start)
             noise = Noise(seed, [_STREAM + k for k in range(start, start + count)])
-            began = time.perf_counter()
+            began = read_clock(device)
             prompt = torch.full((count, 1), first, dtype=torch.int64)
             tokens = self.model.generate(prompt, length + extra, noise, temperature=self.temperature)
-            seconds = (time.perf_counter() - began) / count
+            seconds = (read_clock(device) - began) / count
             rows = tokens[:, extra:].to(torch.int32).numpy()
             parts.append(Drawn(rows, {"seconds": np.full(count, seconds)}))
         return Drawn.join(parts)
+
+    def continue_rows(
+        self, given: TokenRows, num_tokens: int, *, bos_id: int | None, copy: int, seed: int
+    ) -> TokenRows:
+        """What it writes behind each row: [N, num_tokens]; another `copy` has noise of its own."""
+        prompts = torch.from_numpy(given.astype(np.int64))
+        if bos_id is None:
+            prompts = torch.cat([torch.zeros_like(prompts[:, :1]), prompts], 1)
+        noise = Noise(seed, [_STREAM + (copy << 20) + k for k in range(len(prompts))])
+        length = prompts.shape[1] + num_tokens
+        written = self.model.generate(prompts, length, noise, temperature=self.temperature)[:, -num_tokens:]
+        rows: TokenRows = written.to(torch.int32).numpy()
+        return rows
 
 
 def make_alternative(

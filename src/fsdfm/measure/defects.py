@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,13 @@ _SWAPS = (("was", "were"), ("is", "are"), ("has", "have"), ("he", "she"), ("his"
 _SWAP = {**dict(_SWAPS), **{b: a for a, b in reversed(_SWAPS)}}
 _SWAPPED = re.compile(r"\b(" + "|".join(sorted(_SWAP)) + r")\b", re.IGNORECASE)
 
-Inject = Callable[[Sequence[str], Sequence[str], float, Noise], list[str]]
-"""Texts, training texts, strength and one row of randomness a text -> damaged texts."""
+
+class Inject(Protocol):
+    """Texts, training texts, strength and one row of randomness per text -> damaged texts."""
+
+    def __call__(self, texts: Sequence[str], training: Sequence[str], strength: float, /, *, noise: Noise) -> list[str]:
+        """Damage them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def inject(
         raise ValueError(f"strength is {strength}; allowed are 0 <= strength <= 1")
     if len(noise) != len(texts):
         raise ValueError(f"there are {len(noise)} rows of randomness for {len(texts)} texts; give one a text")
-    return DEFECTS[name].inject(texts, training, strength, noise)
+    return DEFECTS[name].inject(texts, training, strength, noise=noise)
 
 
 def _sentences(text: str) -> list[str]:
@@ -69,7 +75,7 @@ def _uniform(noise: Noise, length: int, step: int = 0) -> npt.NDArray[np.float64
 def _each(change: Callable[[str, npt.NDArray[np.float64], float], str]) -> Inject:
     """A defect of single texts: text, uniforms and strength -> text."""
 
-    def damage(texts: Sequence[str], _: Sequence[str], strength: float, noise: Noise) -> list[str]:
+    def damage(texts: Sequence[str], _: Sequence[str], strength: float, /, *, noise: Noise) -> list[str]:
         uniform = _uniform(noise, max((len(text) for text in texts), default=0) + 1)
         return [change(text, row, strength) for text, row in zip(texts, uniform, strict=True)]
 
@@ -106,7 +112,7 @@ def _shuffle(text: str, uniform: npt.NDArray[np.float64], strength: float) -> st
     return "".join(moved)
 
 
-def _lose_variety(texts: Sequence[str], _: Sequence[str], strength: float, noise: Noise) -> list[str]:
+def _lose_variety(texts: Sequence[str], _: Sequence[str], strength: float, /, *, noise: Noise) -> list[str]:
     """A share of the texts become copies of the others."""
     uniform = _uniform(noise, 2)
     order = uniform[:, 0].argsort()
@@ -118,7 +124,7 @@ def _lose_variety(texts: Sequence[str], _: Sequence[str], strength: float, noise
     return found
 
 
-def _copy(texts: Sequence[str], training: Sequence[str], strength: float, noise: Noise) -> list[str]:
+def _copy(texts: Sequence[str], training: Sequence[str], strength: float, *, noise: Noise) -> list[str]:
     """A share of the texts become texts of the training set, each of them once."""
     if len(training) < len(texts):
         raise ValueError(f"copying needs {len(texts)} training texts and there are {len(training)}; give more")

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fsdfm.checkpoint import Checkpoint
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.noise import Noise, Purpose
 
@@ -37,6 +38,7 @@ __all__ = [
     "split_scale",
     "standardise_features",
     "style_features",
+    "trunk_features",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -45,6 +47,7 @@ Distance = Callable[[Matrix, Matrix], float]
 """Features [N, D] of one set and [M, D] of another -> how far the sets are apart."""
 
 _ROWS_AT_ONCE = 1024
+_FINEST = 2.0**-10  # the step size of a plain posterior
 _MOST_FOR_MEDIAN = 1000  # points whose distances give the bandwidth
 _BUCKETS = 512  # of an n-gram profile
 _FUNCTION_WORDS = """
@@ -228,7 +231,26 @@ def hidden_features(judge: TokenJudge) -> Callable[[Sequence[str]], Floats]:
     def embed(texts: Sequence[str]) -> Floats:
         first = [] if judge.bos_id is None else [judge.bos_id]
         rows = [(first + row)[: judge.max_length] for row in judge.encode(texts)]
-        found = [_pool(hidden, row, len(first), judge.device) for row in rows]
+        found = [_pool(hidden, row, len(first), device=judge.device) for row in rows]
+        width = max((len(row) for row in found), default=0)
+        return np.array([row if len(row) else np.zeros(width) for row in found]).reshape(len(texts), width)
+
+    return embed
+
+
+def trunk_features(checkpoint: Checkpoint) -> Callable[[Sequence[str]], Floats]:
+    """Texts -> the mean over positions of what a denoiser's trunk says of the finished text, [N, C].
+
+    The text is x_t at t = 1 - h, h = 2^-10; long ones are cut at the model's length. No likelihood is asked for, so the
+    network need not be a judge: a frozen parent does.
+    """
+    network, first = checkpoint.model, [] if checkpoint.bos_id is None else [checkpoint.bos_id]
+    h = torch.tensor([_FINEST], dtype=torch.float64)
+
+    @torch.no_grad()
+    def embed(texts: Sequence[str]) -> Floats:
+        rows = [(first + checkpoint.tokenizer.encode(text))[: checkpoint.length] for text in texts]
+        found = [_pool(lambda row: network.trunk(row, 1 - h, h), row, len(first), "cpu") for row in rows]
         width = max((len(row) for row in found), default=0)
         return np.array([row if len(row) else np.zeros(width) for row in found]).reshape(len(texts), width)
 
@@ -236,7 +258,7 @@ def hidden_features(judge: TokenJudge) -> Callable[[Sequence[str]], Floats]:
 
 
 def _pool(
-    hidden: Callable[[Tensor], Tensor], row: Sequence[int], num_given: int, device: torch.device | str
+    hidden: Callable[[Tensor], Tensor], row: Sequence[int], num_given: int, *, device: torch.device | str
 ) -> npt.NDArray[np.float64]:
     if len(row) <= num_given:
         return np.empty(0)

@@ -19,14 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fsdfm import data as texts
-from fsdfm.checkpoint import Checkpoint, describe_model
+from fsdfm.checkpoint import Checkpoint, describe_model, load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.files import file_sha256, lock
 from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
+from fsdfm.measure.distances import hidden_features, trunk_features
 from fsdfm.measure.evaluator import Data, Keep, MatchTarget, Options, evaluate, evaluate_samples
-from fsdfm.measure.judges import Judge, make_judge
+from fsdfm.measure.evidence import TextFeatures
+from fsdfm.measure.judges import Judge, TokenJudge, make_judge
 from fsdfm.measure.kept import default_store
 from fsdfm.measure.mauve import Features, huggingface_features, minilm_features
 from fsdfm.measure.results import Evaluation, Row, load_evaluation, save_evaluation
@@ -46,7 +48,7 @@ from fsdfm.runtime import (
     spawn_local,
     versions,
 )
-from fsdfm.terminal import say
+from fsdfm.terminal import draws_bars, say
 
 __all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "parse_steps", "run_evaluation"]
 
@@ -101,6 +103,7 @@ class EvaluationRequest:
     cache: str = "off"
     metrics: str | None = None
     mauve: str | None = None
+    features: str | None = None
     matched: tuple[str, ...] = ()
     frontier: str | None = None
     controls: bool = True
@@ -177,7 +180,7 @@ class _Run:
             processes.on_rank0(lambda: _own(request, held))
             earlier = processes.on_rank0(lambda: _earlier(request.json))
             compose = _from_model if request.from_samples is None else _from_samples
-            task = compose(request, processes, held, console)
+            task = compose(request, processes, held, console=console)
             report = held.enter_context(_Report(console))
             if earlier is not None:
                 self.known = earlier
@@ -195,7 +198,7 @@ class _Run:
 _Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
 
 
-def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:
+def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, *, console: Console) -> _Task:
     """An evaluation of a model: everything that can be wrong is found before the first sample."""
     with processes.in_turn():  # the first downloads what is missing, and says what is wrong
         _check_texts(request)
@@ -209,10 +212,15 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         reader = Reader(bundle.tokenizer, bundle.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         judge, second = _judges(request, lm.runtime.device)
-        data = replace(data, second=second, alternative=_alternative(request, reader, options))
+        data = replace(
+            data,
+            second=second,
+            alternative=_alternative(request, reader, options),
+            distances=_distance_features(request, judge, data.features),
+        )
         about = {"model": _describe(request, stored), **_stamp()}
         file = request.samples if processes.is_rank0 else None
-        archive = None if file is None else _archive(file, about, data, options, lm=lm)
+        archive = None if file is None else _archive(file, about, data, options=options, lm=lm)
     data = _shared(data, processes)
     _warn(console, data, options)
 
@@ -221,7 +229,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
             bundle,
             data,
             judge,
-            options,
+            options=options,
             about=about,
             runtime=lm.runtime,
             archive=archive,
@@ -291,7 +299,7 @@ def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     return tuple(temperature for temperature in found if temperature != request.temperature)
 
 
-def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, console: Console) -> _Task:  # noqa: ARG001 (one signature for all of its kind)
+def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, **_: Console) -> _Task:
     """An evaluation of samples that are there already, which every process reads."""
     assert request.from_samples is not None
     with processes.in_turn():
@@ -302,13 +310,21 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
         judge, second = _judges(request, runtime.device)
-        data = replace(data, second=second)
+        data = replace(data, second=second, distances=_distance_features(request, judge, data.features))
     data = _shared(data, processes)
 
     def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
         about = {"started": _now()}
         return evaluate_samples(
-            archive, data, judge, options, about=about, processes=processes, earlier=earlier, keep=keep, tell=tell
+            archive,
+            data,
+            judge,
+            options=options,
+            about=about,
+            processes=processes,
+            earlier=earlier,
+            keep=keep,
+            tell=tell,
         )
 
     return run
@@ -375,7 +391,7 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
         return Data(features=features, store=store)
     if request.held_out is not None:
         corpus = _corpus((request.held_out,), request, reader.tokenizer, held=held)
-        real = _real_rows(corpus, request, reader, options)
+        real = _real_rows(corpus, request, reader, options=options)
         facts |= {
             "held_out": Path(request.held_out).name,
             "held_out_sha256": _sha256(Path(request.held_out)) or corpus.header.sha256,
@@ -390,7 +406,9 @@ def _open_data(request: EvaluationRequest, reader: Reader, options: Options, *, 
         }
     if features is not None:
         facts["mauve_features"] = request.mauve
-    return Data(real, training, features, facts, store)
+    if request.features is not None:
+        facts["distance_features"] = request.features
+    return Data(real, training, features, facts=facts, store=store)
 
 
 def _shared(data: Data, processes: Processes) -> Data:
@@ -399,7 +417,7 @@ def _shared(data: Data, processes: Processes) -> Data:
     return replace(data, real=real, facts=facts)
 
 
-def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, options: Options) -> TokenRows:
+def _real_rows(corpus: texts.Corpus, request: EvaluationRequest, reader: Reader, *, options: Options) -> TokenRows:
     length = options.sampling.length
     rows = cut_rows(corpus.tokens, corpus.starts, length, bos_id=reader.bos_id, begin=request.begin)
     if len(rows) < 2:
@@ -430,6 +448,24 @@ def _corpus(
 
 def _features(name: str) -> Features:
     return minilm_features() if name == "minilm" else huggingface_features(name)
+
+
+def _distance_features(
+    request: EvaluationRequest, judge: Judge | None, meaning: Features | None
+) -> dict[str, TextFeatures]:
+    """What --features names, and the features of MAUVE."""
+    found: dict[str, TextFeatures] = {} if meaning is None else {"meaning": meaning}
+    for name in filter(None, (request.features or "").split(",")):
+        kind, _, model = name.strip().partition(":")
+        if kind == "judge":
+            if not isinstance(judge, TokenJudge):
+                raise ValueError("--features judge needs the judge whose hidden states they are: --judge")
+            found["judge"] = hidden_features(judge)
+        elif kind == "trunk":
+            found["trunk"] = trunk_features(load_model(find_model(model or "parent")))
+        else:
+            raise ValueError(f"--features holds {name!r}; allowed are judge, trunk (of the parent) and trunk:MODEL")
+    return found
 
 
 def _target(text: str, length: int) -> MatchTarget:
@@ -517,7 +553,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _archive(file: Path, about: Mapping[str, Any], data: Data, options: Options, *, lm: LanguageModel) -> Archive:
+def _archive(file: Path, about: Mapping[str, Any], data: Data, *, options: Options, lm: LanguageModel) -> Archive:
     header = {
         **about,
         "sampler": options.sampling.to_json(),
@@ -588,7 +624,7 @@ class _Report:
             TimeElapsedColumn(),
         )
         self.progress = Progress(
-            *columns, console=console, transient=True, disable=console.quiet or not console.is_terminal
+            *columns, console=console, transient=True, disable=console.quiet or not draws_bars(console)
         )
         self.task: Any = None
         self.told: set[Any] = set()

@@ -24,9 +24,10 @@ from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel
 from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive, first_difference
+from fsdfm.measure.brier import ORDERS, brier_lm
 from fsdfm.measure.collapse import TOLERANCE
 from fsdfm.measure.controls import Material, blind_metrics, sample_controls, sentence_ends
-from fsdfm.measure.evidence import FEWEST_REAL, Evidence
+from fsdfm.measure.evidence import FEWEST_REAL, Evidence, TextFeatures
 from fsdfm.measure.judges import Judge
 from fsdfm.measure.kept import ScoreStore
 from fsdfm.measure.matching import find_temperature
@@ -34,7 +35,7 @@ from fsdfm.measure.mauve import Features
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.measure.rows import TokenRows
 from fsdfm.measure.sampling import Drawn, SamplingPlan, TaskSampler
-from fsdfm.measure.source import FreshSamples, SampleSource, SavedSamples
+from fsdfm.measure.source import AGAIN, FreshSamples, SampleSource, SavedSamples
 from fsdfm.measure.statistics import Interval, bootstrap_mean
 from fsdfm.measure.suite import METRICS, MetricSuite, Tell
 from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
@@ -55,6 +56,7 @@ BUDGETS = tuple(2**k for k in range(11))  # 1, 2, 4 ... 1024, the paper's
 _NEEDS = {  # what a metric cannot be measured without
     "perplexity": ("judge", "real"),
     "continuation": ("judge", "real"),
+    "brier": ("real",),
     "accuracy": ("real",),
     "bound": ("real",),
     "copying": ("training",),
@@ -67,6 +69,7 @@ _MISSING = {
     "training": "the training text: --training",
     "features": "features of texts: --mauve",
 }
+_PAIR = ("continuation", AGAIN)  # independent texts behind one prompt
 # What must be the same for an evaluation to be gone on with.
 _SAME = (
     "model.checkpoint_sha256",
@@ -87,6 +90,7 @@ class Data:
     real       held-out rows, int32 [M, L]: the first `num` are the real row, a second `num` MAUVE's check on itself
     training   the tokens of the training text; of several processes only the first needs it
     features   text to vectors, for MAUVE
+    distances  text to vectors, by name, for distances
     facts      what a result file says of them: held_out, held_out_sha256, training
     store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
     second     another judge, best of another family: what both say alike is no taste of one
@@ -96,6 +100,7 @@ class Data:
     real: TokenRows | None = None
     training: npt.NDArray[Any] | None = None
     features: Features | None = None
+    distances: Mapping[str, TextFeatures] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     store: ScoreStore | None = None
     second: Judge | None = None
@@ -197,8 +202,8 @@ def evaluate(
     bundle: Checkpoint,
     data: Data,
     judge: Judge | None,
-    options: Options,
     *,
+    options: Options,
     about: Mapping[str, Any] | None = None,
     runtime: Runtime | None = None,
     archive: Archive | None = None,
@@ -235,7 +240,17 @@ def evaluate(
             "threads": torch.get_num_threads(),
             "processes": processes.count,
         }
-        evaluator = _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell)
+        evaluator = _Evaluator(
+            supply,
+            data,
+            judge,
+            options=options,
+            metrics=metrics,
+            facts=facts,
+            processes=processes,
+            keep=keep,
+            tell=tell,
+        )
         return evaluator.run(options.jobs(), earlier)
 
 
@@ -243,8 +258,8 @@ def evaluate_samples(
     archive: Archive,
     data: Data,
     judge: Judge | None,
-    options: Options,
     *,
+    options: Options,
     about: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
     earlier: Evaluation | None = None,
@@ -267,7 +282,9 @@ def evaluate_samples(
         "data": {**data.facts, "n_real": 0 if supply.real is None else len(supply.real[: options.num])},
         **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
     }
-    return _Evaluator(supply, data, judge, options, metrics, facts, processes, keep, tell).run(jobs, earlier)
+    return _Evaluator(
+        supply, data, judge, options=options, metrics=metrics, facts=facts, processes=processes, keep=keep, tell=tell
+    ).run(jobs, earlier)
 
 
 def _complete_jobs(archive: Archive, options: Options) -> list[EvaluationJob]:
@@ -323,6 +340,7 @@ class _Evaluator:
         supply: SampleSource,
         data: Data,
         judge: Judge | None,
+        *,
         options: Options,
         metrics: frozenset[str],
         facts: Mapping[str, Any],
@@ -404,7 +422,7 @@ class _Evaluator:
             return None
         reader = self.supply.reader
         most = max(int(pool.max()) + 1, reader.tokenizer.vocab_size)
-        return Evidence(reader, pool, data.features, seed=self.options.seed, vocab_size=most)
+        return Evidence(reader, pool, data.distances, seed=self.options.seed, vocab_size=most)
 
     def _controls(self) -> dict[str, dict[str, Measured]]:
         """Text without sense, measured as samples are."""
@@ -518,9 +536,11 @@ class _Evaluator:
             lambda: alternative.draw(options.num, length=length, bos_id=reader.bos_id, seed=options.seed)
         )
         seconds = drawn.columns["seconds"]
-        metrics = self.assess.texts(drawn, name)
+        metrics = self.assess.texts(drawn, name, kept=True)
         if "mauve" in self.metrics:
             metrics |= self.assess.mauve(drawn.tokens, name)
+        if "brier" in self.metrics and self.real is not None:
+            metrics["brier_lm"] = self.processes.on_rank0(lambda: self._alternative_brier(alternative))
         return Row(
             steps=length - reader.lead,
             num_samples=len(drawn),
@@ -531,6 +551,16 @@ class _Evaluator:
             metrics=metrics,
             facts={"name": name, "num_parameters": alternative.num_parameters},
         )
+
+    def _alternative_brier(self, alternative: Alternative) -> Measured:
+        """Only the tokens that are scored are written."""
+        assert self.real is not None
+        border, bos_id = self.supply.border, self.supply.reader.bos_id
+        most = min(max(ORDERS), self.real.shape[1] - border)
+        given, seed = self.real[:, :border], self.options.seed
+        samples = [alternative.continue_rows(given, most, bos_id=bos_id, copy=k, seed=seed) for k in range(2)]
+        found = brier_lm(np.stack(samples, 1), self.real[:, border : border + most], seed=seed)
+        return Measured(found.value, found.low, found.high, {"contexts": len(given), "samples": len(samples)})
 
     def _given(self, job: EvaluationJob) -> dict[str, Measured]:
         """What is measured where part of a real row is given: continuations and repairs."""
@@ -546,7 +576,17 @@ class _Evaluator:
             drawn = self.supply.draw("repair", job.steps, temperature=temperature, num=num)
             found["accuracy"] = self.assess.ratio(drawn, "hits", "free")
             found["accuracy_argmax"] = self.assess.ratio(drawn, "argmax_hits", "free")
+        if "brier" in self.metrics:
+            pair = [self.supply.draw(kind, job.steps, temperature=temperature, num=num) for kind in _PAIR]
+            found["brier_lm"] = self._brier([drawn.tokens[:, self.supply.border :] for drawn in pair])
         return found
+
+    def _brier(self, samples: Sequence[TokenRows]) -> Measured:
+        """BrierLM of two continuations of every real row's first half."""
+        assert self.real is not None
+        truth = self.real[:, self.supply.border :]
+        found = brier_lm(np.stack(samples, 1)[:, :, : truth.shape[1]], truth, seed=self.options.seed)
+        return Measured(found.value, found.low, found.high, {"contexts": len(truth), "samples": len(samples)})
 
     def _match(self, job: EvaluationJob, real: Mapping[str, Measured]) -> tuple[Drawn, float, dict[str, Any]]:
         """Samples whose entropy is the target's: a search on a pilot, corrected by what the whole set says.

@@ -1,6 +1,6 @@
 """Evidence beyond perplexity: how far a set of samples is from real text, in standard units, and simple checks.
 
-    evidence = Evidence(reader, real=rows, features=minilm_features())
+    evidence = Evidence(reader, real=rows, features={"meaning": minilm_features()})
     evidence.measure(samples)["energy_style_z"]
 
 All of it compares sets of one size: the first texts of the samples with as many real ones. Two further sets of real
@@ -10,7 +10,7 @@ text, drawn from the same pool again and again, say how far apart equal laws are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,10 +33,11 @@ from fsdfm.measure.statistics import Interval, bootstrap_mean, bootstrap_ratio, 
 from fsdfm.measure.wellformed import check_texts
 from fsdfm.noise import Noise
 
-__all__ = ["FEWEST_REAL", "Evidence", "measure_checks"]
+__all__ = ["FEWEST_REAL", "Evidence", "TextFeatures", "measure_checks"]
 
 Matrix = npt.NDArray[np.floating]
-Features = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+TextFeatures = Callable[[Sequence[str]], Matrix]
+"""Texts -> a vector for each, [N, D]."""
 Distance = Callable[[Matrix, Matrix], float]
 
 FEWEST_REAL = 8  # rows of real text below which splits of it say nothing
@@ -78,15 +79,13 @@ class Evidence:
     """Compares samples with real text.
 
     real      held-out rows, int32 [M, L]: half of them is what samples are compared with
-    features  texts to vectors, of a network; None: only features that need none
-    name      of those features in the metrics: energy_NAME_z
+    features  texts to vectors, of networks, by their names in the metrics: energy_NAME_z and mmd_NAME_z
     vocab_size   tokens that rows may hold; 0: those of the tokenizer
     """
 
     reader: Reader
     real: TokenRows
-    features: Features | None = None
-    name: str = "meaning"
+    features: Mapping[str, TextFeatures] = field(default_factory=dict)
     seed: int = 0
     vocab_size: int = 0
 
@@ -133,10 +132,9 @@ class Evidence:
             "energy_style_z": (lambda rows: style_features(self._texts(rows)), energy_distance),
             "energy_ngram_z": (lambda rows: ngram_features(self._arrays(rows), n=_NGRAM), energy_distance),
         }
-        if self.features is not None:
-            features = self.features
-            kinds[f"energy_{self.name}_z"] = (lambda rows: features(self._texts(rows)), energy_distance)
-            kinds[f"mmd_{self.name}_z"] = (lambda rows: features(self._texts(rows)), mmd)
+        for name, features in self.features.items():
+            embed = self._embedding(features)
+            kinds[f"energy_{name}_z"], kinds[f"mmd_{name}_z"] = (embed, energy_distance), (embed, mmd)
         scaled = {name: self._scale(embed, distance) for name, (embed, distance) in kinds.items()}
         return {name: each for name, each in scaled.items() if each.scale.sd > 0}  # else all real texts are the same
 
@@ -150,6 +148,20 @@ class Evidence:
         features = standardise_features(real, real)
         scale = split_scale(distance, features, size=self.size, noise=Noise(self.seed, range(_SPLITS)))
         return _Scaled(scaled, distance, features[: self.size], scale)
+
+    def _embedding(self, features: TextFeatures) -> Callable[[TokenRows], Matrix]:
+        """Features of rows; those of the last rows are remembered, since two distances ask for them one by one."""
+        known: dict[bytes, Matrix] = {}
+
+        def embed(rows: TokenRows) -> Matrix:
+            key = rows.tobytes()
+            if key not in known:
+                if len(known) > 1:  # the real rows stay
+                    known.popitem()
+                known[key] = features(self._texts(rows))
+            return known[key]
+
+        return embed
 
     @cached_property
     def _real_model(self) -> NgramModel:

@@ -57,7 +57,7 @@ def find_temperature(
     while len(asked) < _MOST and abs(asked[here] - target) > tolerance:
         bracket = _bracket(asked, target, start)
         before = len(asked)
-        here = ask(_between(*bracket, asked, target) if bracket else _outwards(asked, target, start, ends))
+        here = ask(_between(*bracket, asked, target=target) if bracket else _outwards(asked, target, start, ends=ends))
         if len(asked) == before:  # the whole range was looked at, or a bracket is too narrow to be told apart
             break
     nearest = min(asked, key=lambda t: (abs(asked[t] - target), t))
@@ -70,7 +70,7 @@ def _bracket(asked: dict[float, float], target: float, start: float) -> tuple[fl
     return min(pairs, key=lambda pair: abs(math.log(pair[0] * pair[1] / start**2)), default=None)
 
 
-def _outwards(asked: dict[float, float], target: float, start: float, ends: tuple[float, float]) -> float:
+def _outwards(asked: dict[float, float], target: float, start: float, *, ends: tuple[float, float]) -> float:
     """The next temperature beyond those that were asked: on the side where entropy should be nearer, then the other."""
     cold, hot = min(asked), max(asked)
     colder = asked[start if start in asked else cold] > target
@@ -79,7 +79,7 @@ def _outwards(asked: dict[float, float], target: float, start: float, ends: tupl
     return hot * _STRIDE if hot < ends[1] else cold / _STRIDE
 
 
-def _between(cold: float, hot: float, asked: dict[float, float], target: float) -> float:
+def _between(cold: float, hot: float, asked: dict[float, float], *, target: float) -> float:
     """A temperature between two whose entropies enclose the target."""
     gap = asked[hot] - asked[cold]
     share = (target - asked[cold]) / gap if gap else 0.5

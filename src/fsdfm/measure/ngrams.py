@@ -60,13 +60,13 @@ class NgramModel:
         if not sum(map(len, arrays)):
             raise ValueError("the rows hold no token; give at least one text")
         names: list[Integers] = []
-        levels = [_number(arrays, n, names, vocab_size) for n in range(1, order + 1)]
+        levels = [_number(arrays, n, names, vocab_size=vocab_size) for n in range(1, order + 1)]
         orders = []
         for n in range(order):
             if n == order - 1:
                 grams, counts = np.unique(levels[n], return_counts=True)
             else:  # different left neighbours of each n-gram
-                longer = _distinct_suffixes(arrays, n + 1, names, vocab_size)
+                longer = _distinct_suffixes(arrays, n + 1, names, vocab_size=vocab_size)
                 grams, counts = np.unique(longer, return_counts=True)
             orders.append(_estimate(grams, counts, vocab_size))
         return cls(vocab_size, tuple(orders), tuple(names))
@@ -77,11 +77,13 @@ class NgramModel:
         probs = np.full(len(tokens), 1.0 / self.vocab_size)
         for n, order in enumerate(self.orders, start=1):
             places = np.arange(n - 1, len(tokens))  # where there are so many tokens before
-            contexts = _lookup_numbers(tokens, places - (n - 1), n - 1, self.numbers, self.vocab_size)
+            contexts = _lookup_numbers(
+                tokens, places - (n - 1), n - 1, numbers=self.numbers, vocab_size=self.vocab_size
+            )
             known = contexts >= 0
-            weights, seen = _find(order.contexts, order.weights, contexts, known)
+            weights, seen = _find(order.contexts, order.weights, contexts, known=known)
             grams = np.where(known, contexts * self.vocab_size + tokens[places], -1)
-            shares, _ = _find(order.grams, order.shares, grams, known)
+            shares, _ = _find(order.grams, order.shares, grams, known=known)
             mixed = shares + weights * probs[places]
             probs[places] = np.where(seen, mixed, probs[places])
         found: Floats = np.log2(probs)
@@ -110,15 +112,15 @@ def _checked(row: Any, vocab_size: int) -> Integers:
 # sorted names of the order below, so that names stay small however long the n-grams are.
 
 
-def _names_at(tokens: Integers, starts: Integers, n: int, numbers: Sequence[Integers], vocab_size: int) -> Integers:
+def _names_at(tokens: Integers, starts: Integers, n: int, *, numbers: Sequence[Integers], vocab_size: int) -> Integers:
     """The names of the n-grams that begin at `starts`; -1 where a part of one was never seen."""
-    contexts = _lookup_numbers(tokens, starts, n - 1, numbers, vocab_size)
+    contexts = _lookup_numbers(tokens, starts, n - 1, numbers=numbers, vocab_size=vocab_size)
     names: Integers = np.where(contexts >= 0, contexts * vocab_size + tokens[starts + n - 1], -1)
     return names
 
 
 def _lookup_numbers(
-    tokens: Integers, starts: Integers, n: int, numbers: Sequence[Integers], vocab_size: int
+    tokens: Integers, starts: Integers, n: int, *, numbers: Sequence[Integers], vocab_size: int
 ) -> Integers:
     """The numbers of the n-grams that begin at `starts`; -1 where one was never seen; 0 for n = 0."""
     found = np.zeros(len(starts), dtype=np.int64)
@@ -130,10 +132,12 @@ def _lookup_numbers(
     return found
 
 
-def _number(arrays: Sequence[Integers], n: int, names: list[Integers], vocab_size: int) -> Integers:
+def _number(arrays: Sequence[Integers], n: int, names: list[Integers], *, vocab_size: int) -> Integers:
     """The names of all n-grams of the rows; their sorted different ones become the numbers of order n."""
     parts = [
-        _names_at(row, np.arange(max(0, len(row) - n + 1)), n, names, vocab_size) for row in arrays if len(row) >= n
+        _names_at(row, np.arange(max(0, len(row) - n + 1)), n, numbers=names, vocab_size=vocab_size)
+        for row in arrays
+        if len(row) >= n
     ]
     found = np.concatenate([np.empty(0, dtype=np.int64), *parts])
     different = np.unique(found)
@@ -141,14 +145,14 @@ def _number(arrays: Sequence[Integers], n: int, names: list[Integers], vocab_siz
     return found
 
 
-def _distinct_suffixes(arrays: Sequence[Integers], n: int, names: Sequence[Integers], vocab_size: int) -> Integers:
+def _distinct_suffixes(arrays: Sequence[Integers], n: int, names: Sequence[Integers], *, vocab_size: int) -> Integers:
     """Of every different (n+1)-gram the name of its last n tokens; n-grams that begin a row count once for that."""
     pairs = []
     for tokens in arrays:
         starts = np.arange(max(0, len(tokens) - n + 1))
         if len(starts):
             before = np.concatenate(([vocab_size], tokens))[starts]  # the left neighbour; V: a row's beginning
-            pairs.append(np.stack((_names_at(tokens, starts, n, names, vocab_size), before)))
+            pairs.append(np.stack((_names_at(tokens, starts, n, numbers=names, vocab_size=vocab_size), before)))
     joined = np.unique(np.concatenate(pairs, axis=1), axis=1) if pairs else np.empty((2, 0), dtype=np.int64)
     suffixes: Integers = joined[0]
     return suffixes
@@ -164,7 +168,7 @@ def _estimate(grams: Integers, counts: npt.NDArray[np.integer], vocab_size: int)
 
 
 def _find(
-    table: Integers, values: Floats, wanted: Integers, known: npt.NDArray[np.bool_]
+    table: Integers, values: Floats, wanted: Integers, *, known: npt.NDArray[np.bool_]
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """The values beside what is wanted, 0 where it is not in the table, and whether it is."""
     if not len(table):

@@ -115,7 +115,7 @@ def nll_bound(
         noise = Noise(seed, range(first + start, first + start + len(x_1[part])), device=x_1.device)
         scorer = _Scorer(denoiser, path, h=h, x_1=x_1[part], given=None if given is None else given[part])
         total = torch.zeros(len(noise), dtype=torch.float64)
-        for step, (u, weight) in enumerate(_times(path, noise, draws, t_end)):
+        for step, (u, weight) in enumerate(_times(path, noise, draws, t_end=t_end)):
             total += weight * scorer.path_loss(u, noise, step) / draws
         if t_end < 1:
             total += scorer.redraw_loss(t_end, noise, draws)
@@ -136,7 +136,7 @@ def _check(path: MixturePath, x_1: Tensor, given: Tensor | None, *, draws: int, 
         raise ValueError("given must have the shape of x_1 and leave a position to score in every row")
 
 
-def _times(path: MixturePath, noise: Noise, draws: int, t_end: float) -> Iterator[tuple[Tensor, Tensor]]:
+def _times(path: MixturePath, noise: Noise, draws: int, *, t_end: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Stratified u = sqrt(1 - kappa_t) of every row, and the weight (2/u) |du| that g(t) dt is: float64 [B] each."""
     smallest = math.sqrt(float(1 - path.schedule.kappa(t_end)))
     inside = noise.uniform(Purpose.TIME, draws).cpu()
@@ -153,6 +153,7 @@ class _Scorer:
         denoiser: _AnyDenoiser,
         path: MixturePath,
         h: float,
+        *,
         x_1: Tensor,
         given: Tensor | None,
     ):
@@ -163,7 +164,7 @@ class _Scorer:
         """sum_i L_t^i / g(t) at 1 - kappa_t = u^2: float64 [B]."""
         x_t, log_p_1, log_p_t = self._ask(self.path.schedule.kappa_inverse(1 - u**2), noise, step)
         one = torch.ones((), dtype=torch.float64)
-        loss = generalised_kl(log_p_1, log_p_t, (x_t == self.x_1).cpu(), one)
+        loss = generalised_kl(log_p_1, log_p_t, (x_t == self.x_1).cpu(), scalar=one)
         return self._sum(loss, x_t)
 
     def redraw_loss(self, t_end: float, noise: Noise, step: int) -> Tensor:
@@ -181,7 +182,7 @@ class _Scorer:
         """x_t, and log p(x_1 | x_t) and log p(x_t | x_t) of every position: float64 [B, L]."""
         device, length = self.x_1.device, self.x_1.shape[1]
         x_0 = self.path.source.sample(noise, length, step=step)
-        x_t = self.path.sample(x_0, self.x_1, t, noise, step=step)
+        x_t = self.path.sample(x_0, self.x_1, t, noise=noise, step=step)
         if self.given is not None:
             x_t = torch.where(self.given, self.x_1, x_t)
         precise = torch.float32 if device.type == "mps" else torch.float64

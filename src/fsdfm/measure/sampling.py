@@ -25,7 +25,7 @@ from fsdfm.measure.metrics import EntropyMeter, token_accuracy
 from fsdfm.measure.rows import TokenRows
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["Continuations", "Drawn", "Repairs", "SamplingPlan", "Task", "TaskSampler", "Texts"]
+__all__ = ["Continuations", "Drawn", "Repairs", "SamplingPlan", "Task", "TaskSampler", "Texts", "read_clock"]
 
 _SHORTEST = 8  # tokens: below, n-grams say nothing
 _UNASKED = -1  # no token: the last step did not ask the model for this position
@@ -81,11 +81,12 @@ class Task(ABC):
     name: str
 
     @abstractmethod
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], seed: int, /) -> list[Request]:
         """What is asked for as these samples."""
 
     def truth(self, samples: Sequence[int]) -> Tensor | None:
         """What a repair has to bring back: the true rows [B, L]."""
+        del samples  # only a repair has one
         return None
 
 
@@ -96,17 +97,18 @@ class Texts(Task):
     request: Request
     name = "text"
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], _: int, /) -> list[Request]:
         """Copy k of the request."""
         return [replace(self.request, copy=k) for k in samples]
 
 
 @dataclass(frozen=True)
 class Continuations(Task):
-    """The second half of real rows, the first half given."""
+    """The second half of real rows, the first half given; another `copy` has noise of its own."""
 
     rows: TokenRows
     num_bos: int
+    copy: int = 0
     name = "continuation"
 
     @property
@@ -114,12 +116,13 @@ class Continuations(Task):
         """Where the continuation begins."""
         return max(int(self.rows.shape[1]) // 2, self.num_bos)
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], _: int, /) -> list[Request]:
         """The first half of each row as its prompt."""
         length = self.rows.shape[1]
         frozen = (True,) * self.border + (False,) * (length - self.border)
         rows = (tuple(self.rows[k].tolist()) for k in samples)
-        return [Request(tokens=row, frozen=frozen, num_bos=self.num_bos, ends=True) for row in rows]
+        given = {"frozen": frozen, "num_bos": self.num_bos, "ends": True, "copy": self.copy}
+        return [Request(tokens=row, **given) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Repairs(Task):
     num_bos: int
     name = "repair"
 
-    def requests(self, samples: Sequence[int], seed: int) -> list[Request]:
+    def requests(self, samples: Sequence[int], seed: int, /) -> list[Request]:
         """Each row with a random half of its tokens marked as damaged."""
         marks = self._damaged(samples, seed)
         return [
@@ -209,11 +212,11 @@ class TaskSampler:
         requests = task.requests(samples, config.seed)
         free = ~torch.tensor([request.frozen for request in requests])
         note = _Note(free, task.truth(samples), lm.checkpoint.path.source)
-        began = self._now()
+        began = read_clock(lm.runtime.device)
         run = GenerationRun(lm.checkpoint, lm.network, requests, config=config, observe=note if noted else None)
         for _ in run.run():
             pass
-        seconds = (self._now() - began - note.seconds) / len(samples)
+        seconds = (read_clock(lm.runtime.device) - began - note.seconds) / len(samples)
         columns = {
             "jumps": run.changes.sum(1),
             "seconds": torch.full((len(samples),), seconds),
@@ -221,10 +224,14 @@ class TaskSampler:
         }
         return Drawn(run.x.numpy().astype(np.int32), {k: v.double().numpy() for k, v in columns.items()})
 
-    def _now(self) -> float:
-        if self.lm.runtime.device.type == "cuda":
-            torch.cuda.synchronize(self.lm.runtime.device)
-        return time.perf_counter()
+
+def read_clock(device: torch.device) -> float:
+    """Seconds: on a CPU with one thread those that the process computed, so that other work beside it has no say."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class _Note:
@@ -237,13 +244,13 @@ class _Note:
         self.seconds = 0.0
 
     def __call__(self, logits: Tensor, rows: Rows) -> None:
-        began = time.perf_counter()
+        began = read_clock(logits.device)
         if self.mask is not None:
             logits[:, self.mask] = -torch.inf  # never emitted, so no part of the distribution
         self.meter(logits, rows)
         if self.truth is not None and bool((rows.t_next == 1).all()):
             self.likeliest[rows.sample.cpu(), rows.position.cpu()] = logits.argmax(-1).cpu()
-        self.seconds += time.perf_counter() - began
+        self.seconds += read_clock(logits.device) - began
 
     def columns(self, x: Tensor) -> dict[str, Tensor]:
         """What was noted of samples that have come to x."""

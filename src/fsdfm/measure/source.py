@@ -17,7 +17,10 @@ from fsdfm.measure.results import Row
 from fsdfm.measure.rows import Reader, TokenRows
 from fsdfm.measure.sampling import Continuations, Drawn, Repairs, SamplingPlan, Task, TaskSampler, Texts
 
-__all__ = ["FreshSamples", "SampleSource", "SavedSamples"]
+__all__ = ["AGAIN", "FreshSamples", "SampleSource", "SavedSamples"]
+
+
+AGAIN = "another continuation"  # of the same prompts, independent of the first
 
 
 class SampleSource(Protocol):
@@ -34,10 +37,10 @@ class SampleSource(Protocol):
         ...
 
     def draw(self, kind: str, steps: int, *, temperature: float, num: int, pilot: bool = False) -> Drawn:
-        """Samples 0 .. num-1 of a kind: text, continuation or repair; a pilot's are not kept."""
+        """Samples 0 .. num-1 of a kind: text, continuation, another continuation or repair; a pilot's are not kept."""
         ...
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, batch_size: int, /) -> Bound | None:
         """The likelihood bound on the real rows."""
         ...
 
@@ -94,7 +97,7 @@ class FreshSamples:
             self.tell(name, count, num)
         return Drawn.join(parts)
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, batch_size: int, /) -> Bound | None:
         """Measured now."""
         if self.real is None:
             return None
@@ -134,7 +137,9 @@ class FreshSamples:
             begin: Begin = "anywhere" if self.sampler.lm.checkpoint.bos_id is None else "document"
             return Texts(self.sampler.lm.encoder.continuation(None, None, length=self.plan.length, begin=begin))
         assert self.real is not None
-        return (Continuations if kind == "continuation" else Repairs)(self.real, self.reader.lead)
+        if kind == "repair":
+            return Repairs(self.real, self.reader.lead)
+        return Continuations(self.real, self.reader.lead, copy=int(kind == AGAIN))
 
 
 class SavedSamples:
@@ -146,7 +151,7 @@ class SavedSamples:
         self.reader = Reader(Tokenizer(header["tokenizer"]), header["bos_id"])
         self.border = max(int(header["sampler"]["length"]) // 2, self.reader.lead)
 
-    def draw(self, kind: str, steps: int, *, temperature: float, num: int, pilot: bool = False) -> Drawn:
+    def draw(self, kind: str, steps: int, *, temperature: float, num: int, **_: bool) -> Drawn:
         """What the file has; too few are an error."""
         drawn = self.archive.drawn(kind, steps, temperature=temperature, num=num)
         if drawn is None or len(drawn) < num:
@@ -159,10 +164,10 @@ class SavedSamples:
 
     def holds(self, metric: str) -> bool:
         """Whether the file has what a metric is measured on."""
-        kind = {"accuracy": "repair", "continuation": "continuation", "bound": "bound"}.get(metric)
+        kind = {"accuracy": "repair", "continuation": "continuation", "brier": AGAIN, "bound": "bound"}.get(metric)
         return kind is None or self.archive.has(kind)
 
-    def bound(self, batch_size: int) -> Bound | None:
+    def bound(self, _: int, /) -> Bound | None:
         """As it was measured, if it was."""
         found = self.archive.records("bound")
         return Bound(torch.tensor(found[-1]["rows"], dtype=torch.float64), found[-1]["draws"]) if found else None

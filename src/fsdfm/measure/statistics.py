@@ -89,13 +89,13 @@ def draw_ratios(numerator: Tensor, denominator: Tensor, *, seed: int, stream: in
         )
     parts = [
         top[chosen.long()].sum(1) / bottom[chosen.long()].sum(1)
-        for chosen in torch.split(_resamples(seed, stream, len(top), RESAMPLES), _ROWS_AT_ONCE)
+        for chosen in torch.split(_resamples(seed, stream, len(top), sets=RESAMPLES), _ROWS_AT_ONCE)
     ]
     return torch.cat(parts)
 
 
 @lru_cache(maxsize=4)
-def _resamples(seed: int, stream: int, count: int, sets: int) -> Tensor:
+def _resamples(seed: int, stream: int, count: int, *, sets: int) -> Tensor:
     """Which samples each bootstrap set holds: int32 [R, N]; every quantity of the same samples asks for the same."""
     parts = []
     for start in range(0, sets, _ROWS_AT_ONCE):

@@ -35,11 +35,22 @@ from fsdfm.runtime import ALONE, Processes
 __all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "Tell"]
 
 METRICS = (
-    *("perplexity", "diversity", "distances", "trajectory", "copying", "mauve", "accuracy", "continuation", "bound"),
+    *(
+        "perplexity",
+        "diversity",
+        "distances",
+        "trajectory",
+        "copying",
+        "mauve",
+        "accuracy",
+        "continuation",
+        "brier",
+        "bound",
+    ),
 )
 """What can be chosen. Entropy and distinct-n are always measured: the guard needs them."""
 
-CONTROL_ROWS = 64  # rows of a negative control that the judge reads: what all share needs no more
+CONTROL_ROWS = 16  # rows of a negative control that the judges read: nonsense is told from text by few
 
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
@@ -80,16 +91,21 @@ class MetricSuite:
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
-    def texts(self, drawn: Drawn, name: str, *, light: bool = False) -> dict[str, Measured]:
-        """What the texts say by themselves; `light`: perplexity, entropy and distinct-n only."""
+    def texts(self, drawn: Drawn, name: str, *, light: bool = False, kept: bool = False) -> dict[str, Measured]:
+        """What the texts say by themselves.
+
+        light   perplexity, entropy and distinct-n only
+        kept    the judges' words are kept: these texts are the same in other evaluations
+        """
         found: dict[str, Measured] = {}
+        score = MetricSuite.score_kept if kept else MetricSuite.score
         if "perplexity" in self.metrics:
-            found |= self.perplexities(self.score(drawn.tokens, name))
+            found |= self.perplexities(score(self, drawn.tokens, name))
         found |= {key: _measured(interval) for key, interval in self.watched(drawn.tokens).items()}
         if light:
             return found
         if "perplexity" in self.metrics and self.second is not None:
-            found |= self.perplexities(self.as_second().score(drawn.tokens, name), "second_")
+            found |= self.perplexities(score(self.as_second(), drawn.tokens, name), "second_")
         if "diversity" in self.metrics:
             found |= self._diversity(drawn.tokens)
         if self.evidence is not None:

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
+from fsdfm.flow.categorical import RowDraws
 from fsdfm.flow.posterior import Tile, without_token
 from fsdfm.model.causal import CausalModel
 from fsdfm.model.causal_loop import VectorStack, can_loop
@@ -41,6 +42,7 @@ __all__ = ["CausalHead", "CausalHeadConfig", "CausalPosterior"]
 
 _TIME_SCALE = 1000.0  # t in [0, 1] turns the waves as far as a thousand steps would
 _FIRST_WINDOW, _LARGEST_WINDOW = 8, 64
+_WORTH_A_PASS = 4  # held positions at the beginning that are read together, not one by one
 _SAMPLES = 8  # whose texts are drawn together on a GPU
 
 
@@ -100,14 +102,17 @@ class CausalHead(JointHead):
     def posterior(
         self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
     ) -> CausalPosterior:
-        """Of the samples that rows are asked of: the trunk runs on those alone."""
+        """Of the samples that rows are asked of: the trunk runs on those alone, and draws end behind the last row."""
+        length = x_t.shape[1]
         samples = torch.arange(len(x_t), device=x_t.device)
+        end = torch.full_like(samples, length)
         if rows is not None:
-            samples = torch.unique_consecutive(rows // x_t.shape[1])
+            samples = torch.unique_consecutive(rows // length)
+            end = torch.zeros_like(end).scatter_reduce_(0, rows // length, rows % length + 1, "amax")
         features = network.trunk(x_t[samples], t[samples], h[samples]) if len(samples) else x_t.new_zeros(0)
         place = torch.full((len(x_t),), -1, device=x_t.device)
         place[samples] = torch.arange(len(samples), device=x_t.device)
-        return CausalPosterior(self, network, features, place, x_t, t, h, torch.full_like(x_t, -1))
+        return CausalPosterior(self, network, features, place, x_t, t, h, torch.full_like(x_t, -1), end)
 
     def log_prob(
         self,
@@ -148,19 +153,20 @@ class CausalHead(JointHead):
         return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
         if len(samples) == 1 and can_loop(self.blocks, posterior.features):
-            return self._settle_one(posterior, samples, u[0], filter)
+            return self._settle_one(posterior, samples, u[0], filter=filter)
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
         inputs, base = self._inputs(features, posterior.t[samples], posterior.h[samples])
         x = torch.where(held >= 0, held, guess)
         caches = [Cache(length) for _ in self.blocks]
-        start, window = 0, _FIRST_WINDOW if x.device.type == "cpu" else length
-        while start < length:
-            part = slice(start, min(start + window, length))
+        start, end = self._read_held(posterior.network, inputs, held, caches=caches), int(posterior.end[samples].max())
+        window = _FIRST_WINDOW if x.device.type == "cpu" else length
+        while start < end:
+            part = slice(start, min(start + window, end))
             before = _embed(network, x[:, max(start - 1, 0) : part.stop - 1]).to(inputs.dtype)
             z = inputs[:, part] + (F.pad(before, (0, 0, 1, 0)) if start == 0 else before)
             for cache in caches:
@@ -177,23 +183,39 @@ class CausalHead(JointHead):
                 window = min(2 * window, _LARGEST_WINDOW) if right >= size - 1 else max(2, min(window, 2 * right + 2))
         return x
 
-    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, filter: Filter | None) -> Tensor:
+    def _read_held(self, network: SplitNetwork, inputs: Tensor, held: Tensor, *, caches: list[Cache]) -> int:
+        """Keys and values of what is held at the beginning of all texts [n, L], in one pass; how many positions it is.
+
+        A beginning of a few is not worth a pass: 0.
+        """
+        known = int((held >= 0).long().cumprod(1).sum(1).min())
+        if known < _WORTH_A_PASS:
+            return 0
+        before = F.pad(_embed(network, held[:, : known - 1]), (0, 0, 1, 0))
+        self._stack(inputs[:, :known] + before.to(inputs.dtype), 0, caches)
+        return known
+
+    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """One text, position by position: [1, L]."""
         network, held = posterior.network, posterior.held[sample][0].tolist()
         features = posterior.features[posterior.place[sample]]
-        inputs, base = (part[0] for part in self._inputs(features, posterior.t[sample], posterior.h[sample]))
-        table = _embedding(network).weight
+        inputs, base = self._inputs(features, posterior.t[sample], posterior.h[sample])
         stack = VectorStack(self.blocks, self.norm, rotary_phases(len(held), self.head_width))
-        text: list[int] = []
-        for i, known in enumerate(held):
+        caches = [Cache(len(held)) for _ in self.blocks]
+        start, end = self._read_held(network, inputs, posterior.held[sample], caches=caches), int(posterior.end[sample])
+        if start:
+            stack.fill(caches)
+        table, inputs, base, text = _embedding(network).weight, inputs[0], base[0], held[:start]
+        draws, numbers = RowDraws(table.shape[0], filter), u.tolist()
+        for i in range(start, end):
             g = stack(inputs[i] + table[text[-1]] if i else inputs[i], i)
-            if known >= 0:
-                text.append(known)
+            if held[i] >= 0:
+                text.append(held[i])
                 continue
             logits = network.logits_at(torch.addmv(base[i], self.combine.weight, g)[None])
             logits = posterior.shaped(logits, sample, slice(i, i + 1))
-            text.append(int(draw(logits, u[i : i + 1], filter=filter).tokens))
-        return torch.tensor([text])
+            text.append(draws(logits, numbers[i]))
+        return torch.cat([torch.tensor([text], dtype=torch.int64), posterior.x_t[sample][:, len(text) :]], 1)
 
     def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """P f_i + c and f_i (1 + s): what a position gets from the trunk, [B, L, C] each."""
@@ -224,6 +246,9 @@ def _embed(network: Any, tokens: Tensor) -> Tensor:
 class CausalPosterior(Posterior):
     """The law of a causal head over features [n, L, C]; sample b's are features[place[b]].
 
+    A draw ends at `end` [B], behind the last row that was asked about: a prefix of a text has the law of prefixes, and
+    what follows keeps what it shows. What is held at the beginning of a text is read in one pass.
+
     The head's own marginals would be sums over all prefixes. `marginals` are its laws given the prefix that is shown,
     p(x_i | x_t^1 .. x_t^{i-1}, f_i): right where what is shown is right, an approximation elsewhere. On a
     CPU one text at a time, so that it does not depend on the rows beside it.
@@ -237,6 +262,7 @@ class CausalPosterior(Posterior):
     t: Tensor
     h: Tensor
     held: Tensor
+    end: Tensor
     forbidden: int | None = None
     hook: tuple[LogitsHook, Tensor, Tensor, Tensor] | None = None
     joint = True
@@ -260,7 +286,7 @@ class CausalPosterior(Posterior):
         """One text after the other on a CPU, some together elsewhere."""
         together = 1 if self.x_t.device.type == "cpu" else _SAMPLES
         parts = zip(torch.split(samples, together), torch.split(u.to(self.x_t.device), together), strict=True)
-        return torch.cat([self.head.settle(self, own, own_u, filter) for own, own_u in parts])
+        return torch.cat([self.head.settle(self, own, own_u, filter=filter) for own, own_u in parts])
 
     def log_prob(self, x_1: Tensor) -> Tensor:
         """log of the law that is drawn from: free positions given what stands before them."""
@@ -285,7 +311,7 @@ class CausalPosterior(Posterior):
     def part(self, first: int, count: int) -> CausalPosterior:
         """Some of the samples, with the same features."""
         own = slice(first, first + count)
-        cut = {name: getattr(self, name)[own] for name in ("place", "x_t", "t", "h", "held")}
+        cut = {name: getattr(self, name)[own] for name in ("place", "x_t", "t", "h", "held", "end")}
         return replace(self, **cut)
 
     def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> CausalPosterior:
@@ -294,9 +320,9 @@ class CausalPosterior(Posterior):
 
     def shaped(self, logits: Tensor, samples: Tensor, part: slice) -> Tensor:
         """Logits of positions `part` of some samples, [n * len(part), V]: hooked, and without what is forbidden."""
-        position = torch.arange(part.start, part.stop, device=logits.device)
-        rows = (samples[:, None] * self.x_t.shape[1] + position).flatten()
-        logits = self._changed(logits, rows)
+        if self.hook is not None:
+            position = torch.arange(part.start, part.stop, device=logits.device)
+            logits = self._changed(logits, (samples[:, None] * self.x_t.shape[1] + position).flatten())
         return logits if self.forbidden is None else without_token(logits, self.forbidden)
 
     def _changed(self, logits: Tensor, rows: Tensor) -> Tensor:

@@ -8,13 +8,12 @@ on a CPU, in float32; `CausalHead.settle` goes in windows elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.model.layers import Attention, Block, Mlp, Norm, Rotary
+from fsdfm.model.layers import Block, Cache, Norm, Rotary
 
 __all__ = ["VectorStack", "can_loop"]
 
@@ -32,47 +31,56 @@ def _is_plain(block: nn.Module) -> bool:
     return all(isinstance(part, nn.Linear) and part.weight.dtype == torch.float32 for part in products)
 
 
-@dataclass
 class _Layer:
-    """The weights of a block, and the keys and values of the positions so far, [H, L, D] each."""
+    """The weights of a block at hand, and the keys and values of the positions so far: [2, H, L, D]."""
 
-    attention: Attention
-    mlp: Mlp
-    norms: tuple[Norm, Norm]
-    keys: Tensor
-    values: Tensor
+    def __init__(self, block: Block, length: int):
+        attention, mlp = block.attention, block.mlp
+        self.qkv, self.out = attention.qkv.weight, attention.out.weight
+        self.into, self.down = mlp.into.weight, mlp.out.weight
+        self.norms = (_normed(block.norm_attention), _normed(block.norm_mlp))
+        self.shape = (3, attention.num_heads, attention.head_width)
+        self.half = attention.head_width // 2
+        self.seen = torch.empty(2, attention.num_heads, length, attention.head_width)
 
-    def __call__(self, x: Tensor, rotary: Rotary, i: int) -> Tensor:
-        """The block on position i: [C] -> [C]."""
-        heads, width = self.attention.num_heads, self.attention.head_width
-        qkv = torch.mv(self.attention.qkv.weight, _normed(x, self.norms[0])).view(3, heads, width)
-        turned = torch.addcmul(qkv[:2].roll(width // 2, -1) * rotary[1][i], qkv[:2], rotary[0][i])
-        self.keys[:, i], self.values[:, i] = turned[1], qkv[2]
-        seen = F.scaled_dot_product_attention(turned[0][:, None], self.keys[:, : i + 1], self.values[:, : i + 1])
-        x = torch.addmv(x, self.attention.out.weight, seen.reshape(-1))
-        gate, up = torch.mv(self.mlp.into.weight, _normed(x, self.norms[1])).chunk(2)
-        return torch.addmv(x, self.mlp.out.weight, F.silu(gate).mul_(up))
+    def __call__(self, x: Tensor, turn: tuple[Tensor, Tensor], i: int) -> Tensor:
+        """The block on position i: [C] -> [C]; the rotation of q, k and v, which stays as it is, [3, 1, D] each."""
+        cos, sin = turn
+        heads = torch.mv(self.qkv, self.norms[0](x)).view(self.shape)
+        turned = torch.addcmul(heads.roll(self.half, -1).mul_(sin), heads, cos)
+        self.seen[:, :, i] = turned[1:]
+        keys, values = self.seen[:, :, : i + 1]
+        found = F.scaled_dot_product_attention(turned[0][:, None], keys, values)
+        x = torch.addmv(x, self.out, found.reshape(-1))
+        gate, up = torch.mv(self.into, self.norms[1](x)).chunk(2)
+        return torch.addmv(x, self.down, F.silu(gate, inplace=True).mul_(up))
 
 
-def _normed(x: Tensor, norm: Norm) -> Tensor:
-    return norm.normalise(x, norm.weight.shape, norm.weight, eps=norm.eps)
+def _normed(norm: Norm) -> Callable[[Tensor], Tensor]:
+    """The norm as a function of one vector."""
+    normalise, shape, weight, eps = norm.normalise, norm.weight.shape, norm.weight, norm.eps
+    return lambda x: normalise(x, shape, weight, eps=eps)
 
 
 class VectorStack:
     """Causal blocks over one text of so many positions: call it for position 0, 1, 2, ..."""
 
     def __init__(self, blocks: nn.ModuleList, norm: Norm, rotary: Rotary):
-        length, self.norm, self.rotary = len(rotary[0]), norm, rotary
-        self.layers: list[Callable[[Tensor, Rotary, int], Tensor]] = []
-        for block in blocks:
-            assert isinstance(block, Block)
-            shape = (block.attention.num_heads, length, block.attention.head_width)
-            keys, values = torch.empty(shape), torch.empty(shape)
-            norms = (block.norm_attention, block.norm_mlp)
-            self.layers.append(_Layer(block.attention, block.mlp, norms, keys, values))
+        cos, sin = rotary
+        still = torch.ones_like(cos), torch.zeros_like(sin)
+        self.turns = [torch.stack([a, a, b], 1).unbind() for a, b in zip((cos, sin), still, strict=True)]
+        self.norm = _normed(norm)
+        self.layers = [_Layer(block, len(cos)) for block in blocks if isinstance(block, Block)]
+
+    def fill(self, caches: list[Cache]) -> None:
+        """Take over keys and values of the first positions, [1, H, n, D] each: the next to call for is n."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.seen[0, :, : cache.length] = cache.keys[0, :, : cache.length]
+            layer.seen[1, :, : cache.length] = cache.values[0, :, : cache.length]
 
     def __call__(self, z: Tensor, i: int) -> Tensor:
         """g_i from z_i: [C] -> [C]."""
+        turn = self.turns[0][i], self.turns[1][i]
         for layer in self.layers:
-            z = layer(z, self.rotary, i)
-        return _normed(z, self.norm)
+            z = layer(z, turn, i)
+        return self.norm(z)

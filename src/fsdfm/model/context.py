@@ -62,7 +62,7 @@ class CanvasPattern:
 def _flex_mask(pattern: CanvasPattern, length: int, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001 (FlexAttention's signature)
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001, PLR0917 (FlexAttention's signature)
         return pattern.sees(i, j, length)
 
     keys = 2 * length if pattern.noised else length

@@ -53,11 +53,10 @@ class TransitionTables(JointHead):
         features: Tensor,
         x_1: Tensor,
         *,
-        t: Tensor,
-        h: Tensor,
         held: Tensor,
         real: Tensor,
         forbidden: int | None = None,
+        **_: Tensor,
     ) -> Tensor:
         """By forward-backward: [B]."""
         logits = network.logits_at(features.flatten(0, 1)).float().view(*x_1.shape, -1)

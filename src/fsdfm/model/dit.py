@@ -105,6 +105,7 @@ class ModelConfig(JointStackConfig):
 
 PRESETS = {
     "tiny": ModelConfig(vocab_size=8192, width=256, num_blocks=6, num_heads=4, cond_width=64),
+    "stories": ModelConfig(vocab_size=3636, width=288, num_blocks=6, num_heads=6, mlp_width=768, style="llama"),
     "170m": ModelConfig(),
     "1300m": ModelConfig(width=2048, num_blocks=21, num_heads=32, cond_width=256),
     "1700m": ModelConfig(width=2048, num_blocks=28, num_heads=32, cond_width=256),
@@ -197,7 +198,7 @@ class Reading(JointHead):
         said = independent_posterior(network, x_t, t, h=h, rows=rows)
         return said.changed(reading_hook(self.name), x_t, t=t, t_next=t + h)
 
-    def log_prob(self, network: SplitNetwork, features: Tensor, x_1: Tensor, **_: Any) -> Tensor:
+    def log_prob(self, *_: Any, **__: Any) -> Tensor:
         """Asked for by objectives that train logits of p_{1|t}, which this network has not."""
         raise ValueError(
             f"this network says {self.name}, not p_1|t; train it with the objective that it was trained with"
@@ -295,7 +296,7 @@ class DiT(Network):
         for block, c, own in zip(self.blocks[:-1], conditions[:-2], seen[:-1], strict=True):
             x = block(x, c, rotary, beside=own)
         length = x.shape[1]
-        x = self.blocks[-1](x, conditions[-2], rotary, rows, beside=seen[-1])
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, beside=seen[-1])
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]

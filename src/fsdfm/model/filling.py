@@ -37,7 +37,7 @@ def fill_network(model: Transformer, tensors: Mapping[str, Tensor], precision: P
     small = precision != "float32"
     for name in [name for name, _ in model.named_modules()]:  # a list of modules would keep those that are replaced
         module = model.get_submodule(name)
-        _fill(module, name, tensors, torch.bfloat16 if small and module is model.embedding else torch.float32)
+        _fill(module, name, tensors, dtype=torch.bfloat16 if small and module is model.embedding else torch.float32)
         if small and isinstance(module, Attention | Mlp):
             for child, part in list(module.named_children()):
                 setattr(module, child, _recast(part, precision))
@@ -48,7 +48,7 @@ def fill_network(model: Transformer, tensors: Mapping[str, Tensor], precision: P
         model.requires_grad_(False)
 
 
-def _fill(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def _fill(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> None:
     """Give a module its own weights, and those of the Linears that an attention or MLP consists of."""
     parts = [(prefix, module)]
     if isinstance(module, Attention | Mlp):

@@ -46,7 +46,7 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         largest = torch.maximum(rows.amax(-1, keepdim=True), -rows.amin(-1, keepdim=True))
         scales = largest.div_(_LEVELS).clamp_(min=torch.finfo(torch.float32).tiny)
-        y = _product(_round(rows, scales), self._packed, self._scales, self._zeros)[:, : self.out_features]
+        y = _product(_round(rows, scales), self._packed, self._scales, zeros=self._zeros)[:, : self.out_features]
         if self._bias is None:
             y.mul_(scales)
         else:
@@ -72,7 +72,7 @@ def _round(rows: Tensor, scales: Tensor) -> Tensor:
     return levels
 
 
-def _product(levels: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+def _product(levels: Tensor, packed: Tensor, scales: Tensor, *, zeros: Tensor) -> Tensor:
     """(levels - 64) W^T in float32, W dequantised: [N, C] -> [N, out]."""
     product: Any = torch.ops.onednn.qlinear_pointwise
     plain: Any = (1.0, 0, torch.float32, "none", [], "")  # the result is not rounded, and nothing is done to it

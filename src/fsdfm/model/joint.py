@@ -109,6 +109,7 @@ class JointHead(nn.Module, ABC):
 
     def shared(self, network: SplitNetwork) -> list[nn.Parameter]:
         """Weights of the network, besides its vocabulary head, that this one uses, too."""
+        del network  # most use none
         return []
 
 

@@ -167,11 +167,11 @@ class Projection(nn.Linear):
     def gelu(self, x: Tensor) -> Tensor:
         """`gelu_tanh` of the outputs."""
         if _multiplies_here(x, self.weight):
-            return _product(x, self.weight, self.bias, "gelu", "tanh")
+            return _product(x, self.weight, self.bias, activation="gelu", form="tanh")
         return gelu_tanh(self(x))  # a call of the module: hooks on it, such as a sharded model's, see it
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", form: str = "") -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str = "none", form: str = "") -> Tensor:
     """x W^T + b.
 
     Without gradients, in float32, on a CPU where that is faster, oneDNN multiplies; an activation costs it no pass of
@@ -446,13 +446,7 @@ class AdaptiveBlock(nn.Module):
         self.modulation.linear.bias.view(self.modulation.parts, -1)[2::3] = 1.0
 
     def forward(
-        self,
-        x: Tensor,
-        c: Tensor,
-        rotary: Rotary,
-        rows: Tensor | None = None,
-        *,
-        beside: Beside | None = None,
+        self, x: Tensor, c: Tensor, rotary: Rotary, *, rows: Tensor | None = None, beside: Beside | None = None
     ) -> Tensor:
         """x [B, L, C] and c [B, cond_width] -> [B, L, C]; with rows b * L + i, in order, the output there: [N, C]."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(c)

@@ -65,7 +65,7 @@ class Network(nn.Module):
         blocks: Any
         head: Any
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor, /) -> Tensor:
         """Features [B, L, C] of states x_t [B, L] at times t [B] for steps of size h [B]."""
         raise NotImplementedError(f"{type(self).__name__} needs a method trunk(x_t, t, h) -> features [B, L, C]")
 

@@ -204,10 +204,10 @@ class _SelfAttention(Attention):
         v = v.transpose(1, 2)
         if rows is not None:
             return self._at_rows(
-                self._turned(q, self.norm_q, _phases_at(place.rotary, rows, length)), k, v, rows, place
+                self._turned(q, self.norm_q, _phases_at(place.rotary, rows, length)), k, v, rows=rows, place=place
             )
         q = self._turned(q, self.norm_q, place.rotary).transpose(1, 2)
-        y = self._weigh(q, k, v, place.bias)
+        y = self._weigh(q, k, v, bias=place.bias)
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _turned(self, heads: Tensor, weight: Tensor | None, rotary: Rotary | None) -> Tensor:
@@ -216,11 +216,11 @@ class _SelfAttention(Attention):
             heads = F.rms_norm(heads, weight.shape, eps=self.eps) * weight
         return heads if rotary is None else rotate(heads, rotary)
 
-    def _weigh(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def _weigh(self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None) -> Tensor:
         mask = None if bias is None else bias.to(q.dtype)
         return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, enable_gqa=self.grouped)
 
-    def _at_rows(self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, place: _Place) -> Tensor:
+    def _at_rows(self, q: Tensor, k: Tensor, v: Tensor, *, rows: Tensor, place: _Place) -> Tensor:
         """The attention of some rows' queries [N, H, D] to all of their sample, sample after sample."""
         batch, length = k.shape[0], k.shape[2]
         counts = torch.bincount(rows // length, minlength=batch).tolist()
@@ -233,7 +233,7 @@ class _SelfAttention(Attention):
                 bias = (
                     None if place.bias is None else place.bias[one if len(place.bias) > 1 else slice(1)][:, :, position]
                 )
-                y = self._weigh(own.transpose(0, 1)[None], k[one], v[one], bias)
+                y = self._weigh(own.transpose(0, 1)[None], k[one], v[one], bias=bias)
                 found.append(y[0].transpose(0, 1).flatten(1))
         return self.out(torch.cat(found))  # type: ignore[no-any-return]
 
@@ -259,7 +259,7 @@ class _StackBlock(nn.Module):
         self.modulation = Modulation(config.cond_width, config.width, parts=6) if conditioned else None
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor, c: Tensor | None, place: _Place, rows: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, c: Tensor | None, place: _Place, *, rows: Tensor | None = None) -> Tensor:
         """[B, L, C] -> [B, L, C]; with rows b * L + i, in order, the output there: [N, C]."""
         parts: tuple[Tensor | None, ...] = (None,) * 6
         if self.modulation is not None and c is not None:
@@ -379,7 +379,7 @@ class Transformer(Network):
             x = x + self.positions(torch.arange(length, device=x.device) if positions is None else positions)
         for block, c in zip(self.blocks[:-1], conditions, strict=False):
             x = block(x, c, place)
-        x = self.blocks[-1](x, conditions[-2], place, rows)
+        x = self.blocks[-1](x, conditions[-2], place, rows=rows)
         features: Tensor = self.norm(x, *self._last(conditions[-1], rows, length))
         if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)

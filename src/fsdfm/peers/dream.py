@@ -96,13 +96,13 @@ class DreamRule(StepRule):
         self, state: SamplerState, plan: Plan, tokens: Tensor, *, scores: Tensor, candidates: Tensor
     ) -> Tensor:
         if self.alg == "origin":
-            return put_tokens(state.x_t, candidates, plan.rows, tokens)
+            return put_tokens(state.x_t, candidates, plan.rows, tokens=tokens)
         if self.alg_temp:
             scores = gumbel_scores(scores, self._coins(state), self.alg_temp)
         masks = candidates.sum(-1)
         known = masks.float().mean().expand(len(masks)) if self.batch_mean else masks
         counts = reveal_count(known, self.eps, state.index, steps=state.steps)
-        x_next = put_tokens(state.x_t, best_positions(scores, candidates, counts), plan.rows, tokens)
+        x_next = put_tokens(state.x_t, best_positions(scores, candidates, counts), plan.rows, tokens=tokens)
         if not self.batch_mean:
             return x_next
         too_many = best_positions(torch.zeros_like(scores), ~candidates, (counts - masks).clamp(min=0))

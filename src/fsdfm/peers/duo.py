@@ -239,7 +239,7 @@ class Ancestral:
         probs = torch.softmax(logits.to(torch.float64), -1)
         return nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         kappa_t, kappa_next = self.noising.kappa(t), self.noising.kappa(t_next)
         return posterior_law(self.probs(logits), x_t, kappa_t=kappa_t, kappa_next=kappa_next)
@@ -261,7 +261,7 @@ class Psi:
         if not 0 <= self.mixture <= 1:
             raise ValueError(f"mixture is {self.mixture}; allowed are 0 <= mixture <= 1, 1 is ancestral sampling")
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         kappa_t, kappa_next = self.noising.kappa(t), self.noising.kappa(t_next)
         then = column(kappa_next)[..., None]

@@ -100,7 +100,7 @@ class Correction:
     eta: float = 0.01
     temperature: float = 1.0
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         now, then = column(t), column(t_next)
         w = (then - now) / (1 - now)
@@ -115,7 +115,7 @@ class Remask:
 
     temperature: float = 1.0
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         now, then = column(t), column(t_next)
         w = ((then - now) / (1 - now)).expand_as(x_t)[..., None]
@@ -178,7 +178,7 @@ class GammaRule:
     hybrid: GammaHybrid = field(default_factory=GammaHybrid)
     own_score: Literal["one", "network"] = "one"
 
-    def weights(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def weights(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """[(1-gamma) S_a + gamma S_u]_y T_y, what a step draws from: float64 [B, L, V], not normalised."""
         noising, gamma = self.hybrid.noising, self.hybrid.gamma
         log_scores = self.hybrid.log_score(logits.to(torch.float64), noising.sigma(t))
@@ -203,13 +203,13 @@ class GammaRule:
             (x_t == mask)[..., None], torch.where(is_mask, 1.0, to_mask), torch.where(is_mask, 0.0, kept)
         )
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): the weights, clipped."""
-        return clipped(self.weights(logits, x_t, t, t_next))
+        return clipped(self.weights(logits, x_t, t=t, t_next=t_next))
 
-    def last_law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def last_law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """The last step, with the mask forbidden."""
-        weights = self.weights(logits, x_t, t, t_next).clone()
+        weights = self.weights(logits, x_t, t=t, t_next=t_next).clone()
         weights[..., -1] = 0
         return clipped(weights)
 

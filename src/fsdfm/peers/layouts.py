@@ -309,7 +309,7 @@ def open_layout(place: str | Path, *, system: System | None = None, weights: Ema
         read, shapes, kind = _open(path, weights, files)
         found = system or about.system or _guess_system(shapes, path)
         config = _infer(path, shapes, about)
-        theirs = _match(path, shapes, config, found)
+        theirs = _match(path, shapes, config, system=found)
         _check_rotary(path, shapes, read)
     except BaseException:
         files.close()
@@ -380,7 +380,7 @@ def _infer(path: Path, shapes: Mapping[str, tuple[int, ...]], about: About) -> M
     )
 
 
-def _match(path: Path, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, system: System) -> dict[str, str]:
+def _match(path: Path, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, *, system: System) -> dict[str, str]:
     """Our tensor names -> theirs; every one of theirs has a place, and of ours only what the system lacks is absent."""
     modules = our_names(config.num_blocks)
     with torch.device("meta"):

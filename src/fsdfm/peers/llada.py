@@ -95,7 +95,7 @@ class LLaDARule(StepRule):
         if self.order == "random":
             scores = state.noise.uniform(Purpose.COIN, shape[1], state.index).to(device).flatten()
         chosen = self._choose(state, scores.view(shape), candidates.view(shape))
-        return put_tokens(state.x_t, chosen, plan.rows, tokens)
+        return put_tokens(state.x_t, chosen, plan.rows, tokens=tokens)
 
     def _choose(self, state: SamplerState, scores: Tensor, candidates: Tensor) -> Tensor:
         if self.threshold is None or state.index == state.steps - 1:

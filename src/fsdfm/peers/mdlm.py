@@ -53,7 +53,7 @@ def stratified_times(u: Tensor, *, shortest: float = 1e-3, rounds: int = 0) -> T
 class Ancestral:
     """A masked position is revealed with (t_next - t)/(1 - t); the step that ends at t = 1 reveals everything."""
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         probs = subs(logits.to(torch.float64), x_t).exp()
         now, then = column(t), column(t_next)

@@ -91,7 +91,7 @@ class _PeerObjective:
         return self
 
     def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
+        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, *, training_step: int, ema: Any
     ) -> Outcome:
         """The loss of a batch: a subclass's."""
         raise NotImplementedError
@@ -141,12 +141,10 @@ class MdlmObjective(_PeerObjective):
 
     shortest: float = 1e-3
 
-    def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
-    ) -> Outcome:
+    def __call__(self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, **_: Any) -> Outcome:
         """The mean over all positions, shown ones counting 0."""
         t = 1 - _noise_levels(noise, batch, self.shortest)
-        batch = settled(self.path, batch, noise, torch.full_like(t, _STEP))
+        batch = settled(self.path, batch, noise, h=torch.full_like(t, _STEP))
         rows = noised(self.path, batch, noise, t=t, spaced_share=0.0)
         weight, x_1 = _per_position(1 / (1 - t), rows).float(), rows.x_1.flatten()
 
@@ -192,12 +190,10 @@ class ScoreObjective(_PeerObjective):
         t = 1 - _noise_levels(noise, batch, self.shortest)
         return LogLinear().kappa(t), LogLinear().sigma(t), LogLinear().rate(t)
 
-    def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
-    ) -> Outcome:
+    def __call__(self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, **_: Any) -> Outcome:
         """The mean over positions (theirs: the sum over a text)."""
         kappa, sigma, rate = self._levels(noise, batch)
-        batch = settled(self.path, batch, noise, torch.full_like(kappa, _STEP))
+        batch = settled(self.path, batch, noise, h=torch.full_like(kappa, _STEP))
         rows = noised(self.path, batch, noise, t=kappa, spaced_share=0.0)
         x_1, x_t = rows.x_1.flatten()[:, None], rows.x_t.flatten()[:, None]
         sigmas, rates = _per_position(sigma, rows), _per_position(rate, rows)
@@ -267,7 +263,7 @@ class DuoObjective(_PeerObjective):
         return replace(self, config=replace(self.config, curriculum_steps=0))
 
     def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
+        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, *, training_step: int, **_: Any
     ) -> Outcome:
         """The mean over all positions."""
         t = 1 - _noise_levels(noise, batch, self.config.shortest)
@@ -276,7 +272,7 @@ class DuoObjective(_PeerObjective):
         if soft:
             gaussian = self._gaussian()
             kappa, slope = gaussian.kappa(t)
-        batch = settled(self.path, batch, noise, torch.full_like(t, _STEP))
+        batch = settled(self.path, batch, noise, h=torch.full_like(t, _STEP))
         rows = noised(self.path, batch, noise, t=kappa.clamp(0, 1), spaced_share=0.0)
         if soft:
             rows, features = self._soft(model, batch, noise, rows=rows, gamma=gaussian.gamma(t), kappa=kappa)
@@ -365,7 +361,7 @@ class ConsistencyObjective(_PeerObjective):
         return DuoObjective(self.path, chunk=self.chunk)
 
     def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
+        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, *, ema: Any, **_: Any
     ) -> Outcome:
         """The mean over all positions; no weight, no data term."""
         config = self.config
@@ -373,7 +369,7 @@ class ConsistencyObjective(_PeerObjective):
         noisier = (_noise_levels(noise, batch, config.shortest) + config.step).clamp(max=1)
         t, s = 1 - noisier, 1 - noisier + config.step
         kappa_t, kappa_s = gaussian.kappa(t).kappa, gaussian.kappa(s).kappa
-        batch = settled(self.path, batch, noise, torch.full_like(t, _STEP))
+        batch = settled(self.path, batch, noise, h=torch.full_like(t, _STEP))
         rows = noised(self.path, batch, noise, t=kappa_t.clamp(0, 1), spaced_share=0.0)
         leading = duo.leading_noise(batch.x_1.cpu(), noise, vocab_size=self.path.source.vocab_size, k=1)
         x_t, x_s = (leading.state(batch.x_1.cpu(), gaussian.gamma(time)).to(batch.x_1.device) for time in (t, s))
@@ -426,11 +422,11 @@ class RoundObjective(_PeerObjective):
         return MdlmObjective(self.path, chunk=self.chunk)
 
     def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
+        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, *, ema: Any, **_: Any
     ) -> Outcome:
         """The mean over the masked positions of the batch."""
         t = 1 - _noise_levels(noise, batch, sdtt.SHORTEST)
-        batch = settled(self.path, batch, noise, torch.full_like(t, _STEP))
+        batch = settled(self.path, batch, noise, h=torch.full_like(t, _STEP))
         rows = noised(self.path, batch, noise, t=t, spaced_share=0.0)
         rows = replace(rows, weight=rows.scorable.float() / rows.scorable.sum().clamp(min=1))
         told = self._rolled_out(ema, rows, t, noise=noise, frozen=batch.given).flatten(0, 1)
@@ -488,9 +484,7 @@ class HybridObjective(_PeerObjective):
         """MDLM's NELBO: its own weights have heavy tails."""
         return MdlmObjective(self.path, chunk=self.chunk)
 
-    def __call__(
-        self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, *, training_step: int, ema: Any
-    ) -> Outcome:
+    def __call__(self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, **_: Any) -> Outcome:
         """The mean over all positions; the mask's output takes part in the softmax."""
         hybrid = hdlm.EpsilonHybrid(self.config.epsilon, self.config.strength)
         t = noise.uniform(Purpose.TIME, 1)[:, 0].cpu()

@@ -36,7 +36,7 @@ def gumbel_scores(scores: Tensor, u: Tensor, temperature: float) -> Tensor:
     return scores.to(torch.float64) / temperature - torch.log(-torch.log(u))
 
 
-def put_tokens(x_t: Tensor, revealed: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def put_tokens(x_t: Tensor, revealed: Tensor, rows: Tensor, *, tokens: Tensor) -> Tensor:
     """x_t with the tokens [N] of rows b * L + i put in where they are revealed, bool [B, L]."""
     x_next = x_t.flatten().clone()
     chosen = revealed.flatten()[rows]

@@ -64,7 +64,7 @@ class Remasking:
         probs = subs(logits.to(torch.float64), x_t).exp()
         return strict_nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""
         reveal, remask = self.rates(column(t), column(t_next))
         return masked_law(self.probs(logits, x_t), x_t, reveal=reveal, remask=remask)

@@ -49,7 +49,7 @@ _ROWS = 64  # whose laws live at a time: float64 [rows, V]
 class StepLaw(Protocol):
     """A sampler's step as transition probabilities."""
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t) of every position: float64 [B, L, V]."""
         ...
 
@@ -80,7 +80,7 @@ class Cached(Counted):
         super().__init__(denoiser)
         self._last: tuple[Tensor, Posterior] | None = None
 
-    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, **_: Tensor | None) -> Posterior:
         """Ask it about every row, or answer as last time."""
         if self._last is None or not torch.equal(self._last[0], x_t):
             self._last = (x_t.clone(), super().posterior(x_t, t, h))
@@ -128,9 +128,9 @@ class LawRule(StepRule):
         sample = (rows // state.x_t.shape[1]).to(state.t.device)
         logits, x_t = _filtered(logits, state)[:, None], state.x_t.flatten()[rows][:, None]
         t, t_next = state.t[sample].to(logits.device), state.t_next[sample].to(logits.device)
-        return self._last_or(self.step.law(logits, x_t, t, t_next), logits, x_t, t_next)[:, 0]
+        return self._last_or(self.step.law(logits, x_t, t=t, t_next=t_next), logits, x_t, t_next=t_next)[:, 0]
 
-    def _last_or(self, law: Tensor, logits: Tensor, x_t: Tensor, t_next: Tensor) -> Tensor:
+    def _last_or(self, law: Tensor, logits: Tensor, x_t: Tensor, *, t_next: Tensor) -> Tensor:
         """The law, and in a step that ends at t = 1, where no mask may be left, everything revealed."""
         if self.source != "mask" or not bool((t_next == 1).any()):
             return law
@@ -169,10 +169,10 @@ class ConfidenceRule(LawRule):
             confidence = self.step.start(state.x_t).to(state.x_t.device)
         state.memory["confidence"] = confidence
         x_next = super().apply(state, plan, posterior)
-        state.memory["confidence"] = self._remembered(state, plan, posterior, x_next)
+        state.memory["confidence"] = self._remembered(state, plan, posterior, x_next=x_next)
         return x_next
 
-    def _remembered(self, state: SamplerState, plan: Plan, posterior: Posterior, x_next: Tensor) -> Tensor:
+    def _remembered(self, state: SamplerState, plan: Plan, posterior: Posterior, *, x_next: Tensor) -> Tensor:
         """-p where a token was revealed, -inf where one was masked, elsewhere as before."""
         mask = state.x_t.new_tensor(state.path.source.mask_token)
         x_t, after = state.x_t.flatten(), x_next.flatten()
@@ -195,7 +195,7 @@ class ConfidenceRule(LawRule):
         logits, x_t = _filtered(logits, state)[:, None], state.x_t.flatten()[rows][:, None]
         reveal, remask = (t_next - t) / (1 - t), remdm.rho_max(t, t_next) * share
         law = masked_law(subs(logits, x_t).exp(), x_t, reveal=reveal[:, None], remask=remask[:, None])
-        return self._last_or(law, logits, x_t, t_next)[:, 0]
+        return self._last_or(law, logits, x_t, t_next=t_next)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -275,5 +275,5 @@ def end_law(rule: StepLaw, say: Callable[[float], Tensor], start: Tensor, *, tim
     """
     law = start.to(torch.float64)
     for t, t_next in pairwise(times.tolist()):
-        law = law @ joint_matrix(rule.law(say(t), states, t, t_next))
+        law = law @ joint_matrix(rule.law(say(t), states, t=t, t_next=t_next))
     return law

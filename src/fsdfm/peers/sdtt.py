@@ -98,7 +98,7 @@ def roll_out(teacher: Network, x_t: Tensor, times: Tensor, *, dt: float, noise: 
     for i, t in enumerate(times):
         logits = teacher(states[-1], t)
         log_probs.append(subs(logits, states[-1]))
-        law = Ancestral().law(logits, states[-1], t, (t + dt).clamp(max=1.0))
+        law = Ancestral().law(logits, states[-1], t=t, t_next=(t + dt).clamp(max=1.0))
         u = noise.uniform(Purpose.DESTINATION, x_t.shape[1], step + i)
         states.append(draw_tokens(law, u).to(x_t.device))
     return Rollout(times, log_probs, states)

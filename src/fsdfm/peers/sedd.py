@@ -57,7 +57,7 @@ class Graph(Protocol):
         """The scores that belong to a posterior p(x_1 | x_t): [B, L, V], 1 at the own token."""
         ...
 
-    def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor, /) -> Tensor:
         """The posterior that belongs to scores, the inverse of `scores`: [B, L, V]."""
         ...
 
@@ -104,7 +104,7 @@ class Absorb:
         masked = (x_t == probs.shape[-1] - 1)[..., None]
         return torch.where(masked, scores, 0.0).scatter(-1, x_t[..., None], 1.0)
 
-    def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def posterior(self, scores: Tensor, x_t: Tensor, _: Tensor, /) -> Tensor:
         """Scores at a mask normalised over the tokens: the scale cancels; a shown token is certain."""
         tokens = scores.clone()
         tokens[..., -1] = 0
@@ -150,7 +150,7 @@ class Uniform:
         """s_y = 1 + p(y)(1/rho - 1) - p(x_t)(1 - rho)."""
         return uniform_scores(probs, x_t, torch.exp(-column(sigma)))
 
-    def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def posterior(self, scores: Tensor, x_t: Tensor, sigma: Tensor, /) -> Tensor:
         """Solved for p; negative ones are cut."""
         return from_uniform_scores(torch.log(scores), x_t, torch.exp(-column(sigma))).exp()
 
@@ -177,7 +177,7 @@ class Rule:
         """exp of the log-scores: float64 [B, L, V]."""
         return log_score(logits.to(torch.float64), x_t, self.noising.sigma(t), scaled=self.scaled).exp()
 
-    def weights(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def weights(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """What a step draws from, as it is: it sums to 1, and entries may be negative."""
         scores = self.scores(logits, x_t, t)
         if self.step == "euler":
@@ -185,9 +185,9 @@ class Rule:
             return self.graph.euler(scores, x_t, width * self.noising.rate(t))
         return self.graph.analytic(scores, x_t, self.noising.sigma(t) - self.noising.sigma(t_next))
 
-    def law(self, logits: Tensor, x_t: Tensor, t: Time, t_next: Time) -> Tensor:
+    def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): the weights, clipped."""
-        return clipped(self.weights(logits, x_t, t, t_next))
+        return clipped(self.weights(logits, x_t, t=t, t_next=t_next))
 
     def last_weights(self, logits: Tensor, x_t: Tensor, t: Time) -> Tensor:
         """The last call: an analytic step from t to sigma = 0; the mask's weight is cut to 0."""

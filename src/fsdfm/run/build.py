@@ -12,7 +12,7 @@ from fsdfm.learn import RewardObjective
 from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
-from fsdfm.model import Network
+from fsdfm.model import CausalModel, Network
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.runtime import ALONE, Processes, Runtime
 
@@ -45,7 +45,12 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
 
 
 def make_trainer(
-    recipe: Recipe, bundle: Checkpoint, rows: data.RowSource, *, runtime: Runtime, parent: Network | None = None
+    recipe: Recipe,
+    bundle: Checkpoint,
+    rows: data.RowSource,
+    *,
+    runtime: Runtime,
+    parent: Network | CausalModel | None = None,
 ) -> Trainer:
     """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
 
@@ -58,7 +63,7 @@ def make_trainer(
     objective = make_objective(recipe.objective, bundle.path)
     if isinstance(objective, RewardObjective):
         objective = objective.reading(bundle.tokenizer)
-    teacher: TrainableDenoiser | None = None
+    teacher: TrainableDenoiser | CausalModel | None = None
     if objective.teacher is not None and objective.teacher.network == "student":
         teacher = WithoutDropout(model)
     elif objective.teacher is not None and objective.teacher.network == "parent":
@@ -66,6 +71,10 @@ def make_trainer(
             raise ValueError("the objective learns from a parent; name it as model.parent")
         runtime.place(parent)
         teacher = parent
+    elif objective.teacher is not None and objective.teacher.network == "autoregressive":
+        if parent is None:
+            raise ValueError("the objective learns from an autoregressive model; name it as objective.teacher")
+        teacher = parent.to(runtime.device)
     return Trainer(
         model,
         objective,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from fsdfm.config import Recipe, differences, to_toml
 from fsdfm.files import write_json, write_text
-from fsdfm.learn.journal import JsonLines, ProgressBar, tensorboard
+from fsdfm.learn.journal import JsonLines, ProgressBar
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Every, Hook, Hooks, Trainer
 from fsdfm.run.history import read_recipe
+from fsdfm.run.tracking import open_tracker
 from fsdfm.run.validation import Validation
 from fsdfm.runtime import commit, stop_on_signal, versions
+from fsdfm.show.timeline import Timeline
+from fsdfm.terminal import say
 
 __all__ = ["Result", "check_same", "describe", "fit"]
 
@@ -28,6 +31,7 @@ _FREE = (
     "train.save_every",
     "train.keep",
     "train.entropy_alarm",
+    "train.tracker",
     "sample.",
     "held_out.",
     "runtime.",
@@ -55,7 +59,7 @@ def fit(  # noqa: C901 (one decision per line, read in order)
     recipe: Recipe,
     *,
     save: Hook,
-    write_texts: Callable[[Trainer], list[str]] | None,
+    write_texts: Callable[[Trainer], list[Timeline]] | None,
     held_out: Validation | None,
     console: Console,
     others: Sequence[Every] = (),
@@ -63,11 +67,11 @@ def fit(  # noqa: C901 (one decision per line, read in order)
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
     out, processes = Path(recipe.out), trainer.processes
     metrics, samples, unseen = (JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out"))
-    board = None
+    tracker = None
     if processes.is_rank0:
         for file in (metrics, samples, unseen):
             file.rewind(trainer.training_step)
-        board = tensorboard(out / "tensorboard")
+        tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=lambda text: say(console, text))
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
@@ -77,16 +81,19 @@ def fit(  # noqa: C901 (one decision per line, read in order)
                 return
             metrics.write(report.to_json())
             bar.report(report)
-            if board is not None:
-                board(report.training_step, report.scalars())
+            if tracker is not None:
+                tracker.log(report.training_step, report.scalars())
 
         def show_samples(trainer: Trainer) -> None:  # by all processes, which may share the weights
             assert write_texts is not None
             with trainer.runtime.autocast():
-                texts = write_texts(trainer)
+                timelines = write_texts(trainer)
             trainer.runtime.settle(trainer.ema.module)
             if not processes.is_rank0:
                 return
+            texts = ["".join(timeline.pieces) for timeline in timelines]
+            if tracker is not None:
+                tracker.show(trainer.training_step, timelines)
             samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
             bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
 
@@ -97,8 +104,8 @@ def fit(  # noqa: C901 (one decision per line, read in order)
                 return
             unseen.write(record)
             bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
-            if board is not None:
-                board(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+            if tracker is not None:
+                tracker.log(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
 
         hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
@@ -107,6 +114,8 @@ def fit(  # noqa: C901 (one decision per line, read in order)
             hooks.append(Every(recipe.held_out.every, measure))
         trainer.hooks = Hooks(save=save, report=report, others=hooks)
         finished = trainer.fit(stop)
+    if tracker is not None:
+        tracker.close()
     return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fsdfm import flow
 from fsdfm.checkpoint import Checkpoint, check_new, make_source, save_model
+from fsdfm.checkpoint.hub import snapshot_name
 from fsdfm.checkpoint.huggingface import FolderWeights, find_family, open_folder, read_bos_id, read_tokenizer
 from fsdfm.model import Transformer
 
@@ -51,7 +52,8 @@ def import_folder(
     with open_folder(folder, **changes) as weights:
         bundle = _described(weights, source or "uniform", length)
         with (console or Console(stderr=True)).status(f"reading {folder}"):
-            about = {"file": Path(folder).name, "group": weights.about["model_type"], "sha256": weights.sha256()}
+            name = snapshot_name(Path(folder)) or Path(folder).name
+            about = {"file": name, "group": weights.about["model_type"], "sha256": weights.sha256()}
             bundle = replace(bundle, facts={**bundle.facts, "imported": about})
             save_model(out, bundle, dtype=torch.bfloat16 if half else torch.float32, tensors=weights.all_tensors(seed))
     return bundle

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, WeightsName, is_llama2c
+from fsdfm.checkpoint.hub import download_weights, find_hub_name
 from fsdfm.checkpoint.huggingface import is_folder
 from fsdfm.config import DataConfig, ModelSection
 from fsdfm.data import SEPARATOR
@@ -43,8 +43,12 @@ class ImportConfig:
     system: str | None = None  # whose weights they are, where several peers' look alike
 
 
-Convert = Callable[[Path, Path, ImportConfig, Console], Checkpoint]
-"""(file or folder, out, what the user says, where to speak) -> the checkpoint that is now in `out`."""
+class Convert(Protocol):
+    """(file or folder, out, what the user says, where to speak) -> the checkpoint that is now in `out`."""
+
+    def __call__(self, source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
+        """Read it and write it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,7 @@ def import_weights(
     console: Console | None = None,
 ) -> Checkpoint:
     """Make a checkpoint folder of a file or folder of weights; nothing in it is run."""
-    source, config = Path(source), config or ImportConfig()
-    if not source.exists():
-        source = fetch(str(source))
+    source, config = locate(source), config or ImportConfig()
     name = recognise(source) if format == "auto" else format
     chosen = find_named({"auto": None, **FORMATS}, name, "format")
     assert chosen is not None
@@ -79,28 +81,16 @@ def import_weights(
             raise ValueError(
                 f"{option.name.replace('_', '-')} is not used by the format {name} ({chosen.about}); leave it out"
             )
-    return chosen.convert(source, Path(out), config, console or Console(stderr=True))
+    return chosen.convert(source, Path(out), config, console=console or Console(stderr=True))
 
 
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-def fetch(name: str) -> Path:
-    """The folder of a model on the hub, `owner/name` or `owner/name@branch`, downloaded if it is not there yet."""
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name} is not there; name a file or folder of weights, or a model on the hub: owner/name")
-    try:
-        from huggingface_hub import snapshot_download
-
-        files = ["config.json", "*.safetensors", "pytorch_model.bin", "*.ckpt"]
-        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=files))
-    except Exception as error:  # no network, no such model, no package: of many kinds
-        place = f"https://huggingface.co/{found['name']}/tree/{found['revision'] or 'main'}"
-        raise ValueError(
-            f"{name} is no file or folder here, and cannot be had from the hub ({type(error).__name__}); download "
-            f"config.json and the weights from {place} into a folder, and name that"
-        ) from error
+def locate(source: str | Path) -> Path:
+    """A file or folder that is here, or a model on the hub, downloaded: `owner/name` or `owner/name@revision`."""
+    if isinstance(source, str) and (name := find_hub_name(source)) is not None:
+        return download_weights(name)
+    if not Path(source).exists():
+        raise ValueError(f"{source} is not there; name a file or folder of weights, or a model on the hub: owner/name")
+    return Path(source)
 
 
 def recognise(source: Path) -> str:
@@ -117,12 +107,12 @@ def _is_torch_file(source: Path) -> bool:
     return source.is_file() and (source.suffix == ".pth" or zipfile.is_zipfile(source))
 
 
-def _from_llama2c(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:  # noqa: ARG001 (one signature for all of its kind)
+def _from_llama2c(source: Path, out: Path, config: ImportConfig, **_: Console) -> Checkpoint:
     section = ModelSection(llama2c=str(source), llama2c_tokenizer=config.tokenizer, min_count=config.min_count)
     return import_llama2c(section, DataConfig(inputs=config.texts, separator=config.separator), out, half=config.half)
 
 
-def _from_released(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_released(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_released(
         source,
         out,
@@ -135,7 +125,7 @@ def _from_released(source: Path, out: Path, config: ImportConfig, console: Conso
     )
 
 
-def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_huggingface(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_folder(
         source,
         out,
@@ -147,7 +137,7 @@ def _from_huggingface(source: Path, out: Path, config: ImportConfig, console: Co
     )
 
 
-def _from_peer(source: Path, out: Path, config: ImportConfig, console: Console) -> Checkpoint:
+def _from_peer(source: Path, out: Path, config: ImportConfig, *, console: Console) -> Checkpoint:
     return import_peer(
         source,
         out,

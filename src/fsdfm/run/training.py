@@ -15,6 +15,7 @@ from fsdfm import flow
 from fsdfm.checkpoint import CHECKPOINTS, Checkpoint, load_model, load_training, recover, save_checkpoint
 from fsdfm.config import Recipe, load_recipe
 from fsdfm.files import lock
+from fsdfm.generate import pieces_of
 from fsdfm.learn.trainer import Every, Hook, Trainer, TrainingState
 from fsdfm.model import DiT, Transformer
 from fsdfm.noise import Noise
@@ -22,8 +23,9 @@ from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
 from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
-from fsdfm.run.weights import check, frozen_parent, start
+from fsdfm.run.weights import autoregressive_teacher, check, frozen_parent, start
 from fsdfm.runtime import Runtime, require_strategy
+from fsdfm.show.timeline import Timeline
 from fsdfm.terminal import say
 
 __all__ = ["train"]
@@ -49,7 +51,7 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
             held_out = make_validation(
                 recipe, bundle.path, tokenizer=bundle.tokenizer, bos_id=bundle.bos_id, processes=processes
             )
-            parent = frozen_parent(recipe, bundle.path)
+            parent = frozen_parent(recipe, bundle.path) or autoregressive_teacher(recipe, bundle)
         processes.on_rank0(lambda: describe(out, recipe))
         trainer = make_trainer(recipe, bundle, rows, runtime=runtime, parent=parent)
         if place is not None:
@@ -115,25 +117,30 @@ def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
     return save
 
 
-def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe) -> list[str]:
+def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe) -> list[Timeline]:
     """Some texts of a model; the same noise at every training step, so that only the model changes."""
     config = recipe.sample
     noise = Noise(recipe.train.seed, range(config.num))
-    x_0 = bundle.path.source.sample(noise, config.length or recipe.data.length)
-    frozen = None
+    x = bundle.path.source.sample(noise, config.length or recipe.data.length)
+    frozen = torch.zeros_like(x, dtype=torch.bool)
     if bundle.bos_id is not None:
-        frozen = torch.zeros_like(x_0, dtype=torch.bool)
-        frozen[:, 0], x_0[:, 0] = True, bundle.bos_id
+        frozen[:, 0], x[:, 0] = True, bundle.bos_id
     device = next(model.parameters()).device
     sampler = config.sampler().advised(bundle.facts.get("sampling"))
-    x_1 = flow.sample(
+    last_changed = torch.zeros_like(x)
+    for step in flow.trajectory(
         model,
         bundle.path,
-        x_0.to(device),
+        x.to(device),
         grid=sampler.make_grid(torch.zeros(config.num, dtype=torch.float64), bundle.path.schedule),
         rule=sampler.rule(),
         filter=sampler.filter(),
         noise=noise,
-        frozen=None if frozen is None else frozen.to(device),
-    )
-    return [bundle.tokenizer.decode(row) for row in x_1.tolist()]
+        frozen=frozen.to(device) if bundle.bos_id is not None else None,
+    ):
+        x = step.x_next.cpu()
+        last_changed[step.jumps.cpu()] = step.index + 1
+    return [
+        Timeline(pieces_of(bundle.tokenizer, tokens), changed, config.steps, given=given)
+        for tokens, changed, given in zip(x.tolist(), last_changed.tolist(), frozen.tolist(), strict=True)
+    ]

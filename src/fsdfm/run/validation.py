@@ -25,11 +25,13 @@ class Validation:
         self.objective, self.feed, self.num_batches = objective, feed, num_batches
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
-        """The loss, and by the quarter of [0, 1) that t lies in."""
+        """The loss, by the quarter of [0, 1) that t lies in, and that of each kind of row where there are several."""
         portions = islice(self.feed(0), self.num_batches * trainer.config.accumulate)
         tally = trainer.assess(trainer.ema.module, self.objective, portions)
-        (by_time,) = tally.loss_by_h_t().values()
-        return {"training_step": trainer.training_step, "held_out_loss": tally.means()["loss"], "by_t": by_time}
+        by_step, means = tally.loss_by_h_t(), tally.means()
+        by_time = {"by_t": next(iter(by_step.values()))} if len(by_step) == 1 else {"by_h_t": by_step}
+        kinds = {name: value for name, value in means.items() if name.endswith("_loss")}
+        return {"training_step": trainer.training_step, "held_out_loss": means["loss"], **by_time, **kinds}
 
 
 def make_validation(

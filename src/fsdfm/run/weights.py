@@ -13,12 +13,21 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
 from fsdfm.generate import check_advice
-from fsdfm.learn import GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import CausalHead, CausalHeadConfig, DiT, ModelConfig, Network, Transformer, build_network
+from fsdfm.learn import AutoregressiveTeacher, GeneralisedKL, NextTokenConfig, Objective
+from fsdfm.model import CausalHead, CausalHeadConfig, CausalModel, DiT, ModelConfig, Network, Transformer, build_network
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
-__all__ = ["check", "export", "frozen_parent", "import_llama2c", "is_step_aware", "model_config", "start"]
+__all__ = [
+    "autoregressive_teacher",
+    "check",
+    "export",
+    "frozen_parent",
+    "import_llama2c",
+    "is_step_aware",
+    "model_config",
+    "start",
+]
 
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
@@ -42,9 +51,7 @@ def check(recipe: Recipe) -> None:
         model_config(recipe, vocab_size=2)
         if recipe.data.pairs is not None or recipe.data.step_pairs:
             raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.preset")
-    unused = [name for name in ("llama2c_tokenizer", "min_count") if getattr(section, name) is not None]
-    if section.llama2c is None and unused:
-        raise ValueError(f"model.{unused[0]} is not used by model.{chosen[0]}; remove it, or start from model.llama2c")
+    _check_llama2c(section)
     if not 0 <= (section.open_steps or 0) <= recipe.train.steps:
         raise ValueError(
             f"model.open_steps is {section.open_steps}; allowed are 0 to train.steps = {recipe.train.steps}, or the "
@@ -57,6 +64,16 @@ def check(recipe: Recipe) -> None:
         )
     if section.transition_rank or section.causal_blocks:
         _check_joint(objective)
+
+
+def _check_llama2c(section: ModelSection) -> None:
+    """Raise for keys of a llama2.c start where there is none; a causal head's start has a tokenizer, too."""
+    unused = ["min_count"] if section.min_count is not None else []
+    if section.llama2c_tokenizer is not None and section.causal_start is None:
+        unused.insert(0, "llama2c_tokenizer")
+    if section.llama2c is None and unused:
+        chosen = "preset" if section.preset is not None else "parent"
+        raise ValueError(f"model.{unused[0]} is not used by model.{chosen}; remove it, or start from model.llama2c")
 
 
 def is_step_aware(recipe: Recipe) -> bool:
@@ -88,6 +105,26 @@ def frozen_parent(recipe: Recipe, path: flow.MixturePath) -> Network | None:
     return model.requires_grad_(False)
 
 
+def autoregressive_teacher(recipe: Recipe, bundle: Checkpoint) -> CausalModel | None:
+    """The autoregressive model over the tokens of a checkpoint, frozen, where the objective asks one."""
+    asked = make_objective(recipe.objective, bundle.path).teacher
+    if not isinstance(asked, AutoregressiveTeacher):
+        return None
+    _require_files(asked.checkpoint, asked.tokenizer)
+    if bundle.bos_id is None:
+        raise ValueError(
+            "objective.teacher is autoregressive, which needs a token before the first; this model's texts begin with "
+            'none: set objective.teacher to "none"'
+        )
+    model = causal_over(asked.checkpoint, bundle.tokenizer.pieces, asked.tokenizer)
+    if model.config.max_length < recipe.data.length - 1:
+        raise ValueError(
+            f"data.length is {recipe.data.length}, but the teacher {asked.checkpoint} knows at most "
+            f"{model.config.max_length} tokens; take shorter blocks"
+        )
+    return model.eval().requires_grad_(False)
+
+
 def _check_joint(objective: Objective) -> None:
     """Raise unless a model with a joint posterior can be trained so."""
     if getattr(objective, "joint_allowed", False):
@@ -97,7 +134,7 @@ def _check_joint(objective: Objective) -> None:
             'objective.loss is "generalised-kl", but a model with a joint posterior is trained on its likelihood; '
             'set it to "cross-entropy"'
         )
-    if objective.teacher is not None:
+    if objective.teacher is not None and objective.teacher.network != "autoregressive":
         raise ValueError(
             'objective.teacher is set, but a teacher knows of no joint posterior; set it to "none", or start from a '
             "model without one"
@@ -131,6 +168,7 @@ def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
         raise ValueError("model.causal_blocks is for a DiT; leave it out")
     model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
     if section.causal_start is not None:
+        _require_files(section.causal_start, section.llama2c_tokenizer)
         causal = causal_over(section.causal_start, bundle.tokenizer.pieces, section.llama2c_tokenizer)
         assert isinstance(model.joint, CausalHead)
         model.joint.start_from(causal)
@@ -209,9 +247,7 @@ def _converted(recipe: Recipe) -> Checkpoint:
 def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Checkpoint:
     """The denoiser of a llama2.c checkpoint over the tokens that the inputs use; without inputs over all of them."""
     assert section.llama2c is not None
-    for file in filter(None, (section.llama2c, section.llama2c_tokenizer)):
-        if not Path(file).is_file():
-            raise ValueError(f"{file} is not a file; name a llama2.c checkpoint and its tokenizer.bin")
+    _require_files(section.llama2c, section.llama2c_tokenizer)
     texts = None
     if config.inputs:
         texts = data.texts(
@@ -225,6 +261,12 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
     length = parts.causal.config.max_length
     facts = {"converted_from": Path(section.llama2c).name}
     return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
+
+
+def _require_files(*names: str | None) -> None:
+    for file in filter(None, names):
+        if not Path(file).is_file():
+            raise ValueError(f"{file} is not a file; name a llama2.c checkpoint and its tokenizer.bin")
 
 
 def _with_mask(parent: Checkpoint, path: flow.MixturePath) -> Checkpoint:
@@ -271,8 +313,21 @@ def _bundle(
     if section.pairs is None or section.text_share:
         names["inputs"] = [*section.inputs]
     text = {kind: [_public_name(name) for name in found] for kind, found in names.items() if found}
-    facts = {"objective": asdict(recipe)["objective"], "data": text}
+    facts = {"objective": _public_objective(asdict(recipe)["objective"]), "data": text}
     return Checkpoint(model, path, tokenizer, recipe.data.length, bos_id=bos_id, budgets=budgets, facts=facts)
+
+
+def _public_objective(section: dict[str, Any]) -> dict[str, Any]:
+    """An objective's keys, files without their folders."""
+    files = ("checkpoint", "tokenizer")
+    return {
+        key: _public_objective(value)
+        if isinstance(value, dict)
+        else Path(value).name
+        if key in files and value is not None
+        else value
+        for key, value in section.items()
+    }
 
 
 def _public_name(name: str) -> str:

@@ -49,13 +49,13 @@ class SampleDropout(TorchFunctionMode):
         with self:
             yield
 
-    def __torch_function__(
+    def __torch_function__(  # noqa: PLR0917 (torch gives all four by position)
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every call of torch, of which one is ours."""
         return (self._drop if func is F.dropout else func)(*args, **(kwargs or {}))
 
-    def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, *, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return input
         if len(input) != len(self.keys):

@@ -27,7 +27,7 @@ MAX_SEED = 2**63 - 1
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Span = Annotated[list[int], Field(min_length=2, max_length=2)]
-Jump = Literal["exact", "single", "instant", "systematic", "spaced", "certain", "bounded", "stop"]
+Jump = Literal["exact", "single", "instant", "systematic", "spaced", "sweep", "certain", "bounded", "stop"]
 
 
 class _Body(BaseModel):

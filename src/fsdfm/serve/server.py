@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _told(self, number: int, _: FrameType | None) -> None:
+    def _told(self, _: int, __: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
         self._on_stop()

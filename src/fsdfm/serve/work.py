@@ -217,7 +217,7 @@ def _infill(work: Work, body: Any, _: int) -> Work:
     return work
 
 
-def _repair(work: Work, body: Any, max_canvas: int) -> Work:  # noqa: ARG001 (one signature for all of its kind)
+def _repair(work: Work, body: Any, _: int) -> Work:
     assert isinstance(body, RepairBody)
     encoder = work.lm.encoder
     if body.corrupt is None:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from fsdfm.files import replace_file
-from fsdfm.terminal import say
+from fsdfm.terminal import draws_bars, say
 
 __all__ = ["Tick", "progress", "writable_folder"]
 
@@ -53,14 +53,14 @@ def progress(what: str, total: int, console: Console | None = None) -> Iterator[
     screen = console or Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = told = time.monotonic()
-    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not draws_bars(screen)) as bar:
         task = bar.add_task(what, total=total)
 
         def tick(doing: str, *, done: int | None = None) -> None:
             nonlocal told
             bar.update(task, description=doing, advance=1 if done is None else None, completed=done)
             now = time.monotonic()
-            if not screen.is_terminal and now - told >= _SECONDS_BETWEEN_LINES:
+            if not draws_bars(screen) and now - told >= _SECONDS_BETWEEN_LINES:
                 told, finished = now, int(bar.tasks[0].completed)
                 say(screen, f"{doing}: {finished} of {total} after {(now - began) / 60:.1f} min")
 

@@ -189,7 +189,7 @@ def _perplexity(judge: Judge) -> Metric:
     return measure
 
 
-def _compute(cell: Cell, folder: StudyFolder, *, texts: DefectTexts) -> Mapping[str, Any]:  # noqa: ARG001 (one signature for all of its kind)
+def _compute(cell: Cell, _: StudyFolder, *, texts: DefectTexts) -> Mapping[str, Any]:
     measure, asked, training = _metrics(texts)[cell.variant]()
     sights = find_sights({cell.variant: measure}, asked, training, noise=Noise(cell.seed, range(_SUBSETS)))
     return {"z": {defect: {str(s): _bounded(z) for s, z in sight.z.items()} for (_, defect), sight in sights.items()}}

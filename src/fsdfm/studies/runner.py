@@ -192,7 +192,7 @@ def _compute_all(study: Study, folder: StudyFolder, *, workers: int, tick: Calla
             free = [name for name in units if name not in pool.running and _can_start(units[name], done)]
             ready = (name for name in free if not folder.is_held(name))
             while pool.has_room and (name := next(ready, None)) is not None:
-                pool.start(name, study.compute, folder, units[name], tick=lambda: tick(study.name))
+                pool.start(name, study.compute, folder, cells=units[name], tick=lambda: tick(study.name))
                 if pool.is_here:
                     break  # it has run, and others may be ready now
             else:
@@ -209,6 +209,7 @@ def _run_unit(
     name: str,
     compute: Compute,
     folder: StudyFolder,
+    *,
     cells: Sequence[Cell],
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -286,12 +287,12 @@ class _Pool:
         return len(self.running) < self.workers
 
     def start(
-        self, name: str, compute: Compute, folder: StudyFolder, cells: Sequence[Cell], *, tick: Callable[[], None]
+        self, name: str, compute: Compute, folder: StudyFolder, *, cells: Sequence[Cell], tick: Callable[[], None]
     ) -> None:
         if self._executor is None:
-            _run_unit(name, compute, folder, cells, tick)
+            _run_unit(name, compute, folder, cells=cells, tick=tick)
         else:
-            self.running[name] = self._executor.submit(_run_interruptibly, name, compute, folder, cells)
+            self.running[name] = self._executor.submit(_run_interruptibly, name, compute, folder, cells=cells)
 
     def wait(self) -> None:
         """Until a unit has ended, or for a moment; the error of one is raised here."""
@@ -314,10 +315,10 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_interruptibly(name: str, compute: Compute, folder: StudyFolder, cells: Sequence[Cell]) -> None:
+def _run_interruptibly(name: str, compute: Compute, folder: StudyFolder, *, cells: Sequence[Cell]) -> None:
     """A unit in a process of the pool: SIGTERM ends it as Ctrl-C would."""
     try:
         with interrupt_on_sigterm():
-            _run_unit(name, compute, folder, cells)
+            _run_unit(name, compute, folder, cells=cells)
     except KeyboardInterrupt:
         raise StoppedError(name) from None

@@ -17,7 +17,7 @@ from fsdfm.studies.sudoku.board import is_solution, make_puzzle, make_solutions
 from fsdfm.studies.sudoku.methods import METHODS, BoardData, BoardSetting, make_network, rules_of, train_method
 from fsdfm.studies.sudoku.network import BoardNetwork, DigitSource, make_source
 from fsdfm.studies.sudoku.solving import ConfidentRule, fill_boards, make_puzzles, score_boards
-from fsdfm.studies.sudoku.study import run_sudoku, solve_board
+from fsdfm.studies.sudoku.study import run_sudoku
 
 TINY = replace(BoardSetting.quick(), width=16, blocks=1, train_steps=8, batch_size=8, puzzles=4, budgets=(1, 4))
 SIZE = 16
@@ -137,6 +137,7 @@ def test_every_method_trains() -> None:
     assert (weights["rk2"]["step.weight"] != 0).any()  # it knows its step size
     assert (weights["path-only"]["step.weight"] == 0).all()
     assert (weights["crf"]["joint.right"] != 0).any()
+    assert (weights["causal"]["joint.combine.weight"] != 0).any()
 
 
 def test_there_are_puzzles_of_every_difficulty_that_a_board_has() -> None:
@@ -159,11 +160,20 @@ def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()} == before
-    filled = solve_board(tmp_path, "1... .... .... ...2", steps=2)
-    assert filled[0] == "1"
-    assert filled[-1] == "2"
-    assert len(filled.split()) == 4
+    assert sorted(place.name for place in (tmp_path / "models").iterdir()) == [
+        f"{name}.{seed}" for name in ("dfm", "mask", "rk2") for seed in (0, 1)
+    ]
     with pytest.raises(ValueError, match="allowed are dfm, mask"):
         run_sudoku(tmp_path, methods=("magic",), setting=TINY)
-    with pytest.raises(ValueError, match="holds no study"):
-        solve_board(tmp_path / "nowhere", "." * 16)
+
+
+def test_boards_drawn_together_are_those_drawn_one_by_one() -> None:
+    """A causal draw is a function of its uniforms, whoever is drawn beside it."""
+    method = next(method for method in METHODS if method.joint == "causal")
+    network, path = make_network(method, TINY, 0).eval(), MixturePath(make_source("uniform", 2))
+    torch.nn.init.normal_(network.joint.combine.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    givens, _ = boards(4)
+    options = {"steps": 2, "rule": RULES["exact"]}
+    together = fill_boards(network, path, givens, noise=Noise(0, range(4)), **options)
+    alone = [fill_boards(network, path, givens[k : k + 1], noise=Noise(0, [k]), **options) for k in range(4)]
+    assert torch.equal(together, torch.cat(alone))

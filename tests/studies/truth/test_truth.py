@@ -110,7 +110,7 @@ def test_an_unknown_world_is_named():
 def test_under_the_exact_posterior_error_falls_with_steps_and_entropy_comes_down_to_the_truths(name: str):
     world = make_world(name)
     tables = exact_tables(world)
-    scores = [score(law_of(tables[s], world, ExactJump()), world.truth) for s in BUDGETS]
+    scores = [score(law_of(tables[s], world, ExactJump()), world) for s in BUDGETS]
     tv = [s["tv"] for s in scores]
     assert tv == sorted(tv, reverse=True)
     truth = float(entropy_bits(world.truth))

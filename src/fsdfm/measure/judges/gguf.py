@@ -145,7 +145,7 @@ def read_gguf(*parts: str | Path) -> GgufFile:
         num_tensors, num_values = reader.number("Q"), reader.number("Q")
         metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_values)}
         found = [_tensor_entry(reader) for _ in range(num_tensors)]
-        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, 2**20)
+        alignment = require_whole("general.alignment", metadata.get("general.alignment", 32), 1, high=2**20)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ValueError(
             f"{path} is no GGUF file of version 2 or 3 that can be read ({error}); get it again"
@@ -158,7 +158,7 @@ def read_gguf(*parts: str | Path) -> GgufFile:
 
 def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.string()
-    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, 8)
+    axes = require_whole(f"the number of axes of {name!r:.40}", reader.number("I"), 1, high=8)
     shape = tuple(reader.number("Q") for _ in range(axes))[::-1]  # stored fastest axis first
     return name, shape, reader.number("I"), reader.number("Q")
 

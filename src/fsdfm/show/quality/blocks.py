@@ -15,12 +15,13 @@ What stands outside of the marks, or in a block of code, is never touched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fsdfm.files import write_text
-from fsdfm.measure.results import Evaluation, Measured, load_evaluation
+from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
+from fsdfm.show.quality.claims import claims_table, headline_table
 from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
@@ -36,8 +37,9 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
-_REAL = "real"
+_REAL, _ALTERNATIVE = "real", "alternative"
 
 
 def fill_blocks(text: str, folder: Path) -> str:
@@ -85,7 +87,7 @@ def _table(found: re.Match[str], folder: Path) -> str:
 def _number(found: re.Match[str], folder: Path) -> str:
     begin, name, which, metric, _, end = found.groups()
     evaluation = load_evaluation(folder / name)
-    metrics = evaluation.real if which == _REAL else getattr(_row(evaluation, which), "metrics", {})
+    metrics = _metrics(evaluation, which)
     measured: Measured | None = metrics.get(metric)
     if measured is None:
         raise ValueError(
@@ -94,8 +96,16 @@ def _number(found: re.Match[str], folder: Path) -> str:
     return f"{begin}{metric_named(metric).write(measured)}{end}"
 
 
-def _row(evaluation: Evaluation, steps: str) -> object:
-    return evaluation.row(int(steps)) if steps.isdecimal() else None
+def _metrics(evaluation: Evaluation, which: str) -> Mapping[str, Measured]:
+    """Of a number of steps, of real text, of the autoregressive model beside it, or of a negative control by name."""
+    if which == _REAL:
+        return evaluation.real
+    if which == _ALTERNATIVE:
+        return evaluation.alternatives[0].metrics if evaluation.alternatives else {}
+    if which in evaluation.controls:
+        return evaluation.controls[which]
+    row = evaluation.row(int(which)) if which.isdecimal() else None
+    return {} if row is None else row.metrics
 
 
 def _comparison(files: Sequence[Path]) -> Comparison:
@@ -114,13 +124,43 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
             continue
         if known.model.get("checkpoint_sha256") != evaluation.model.get("checkpoint_sha256"):
             raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
-        for row in evaluation.rows:
-            known = known.with_row(row)
-        for row in evaluation.frontier:
-            known = known.with_frontier(row)
-        others = known.alternatives or evaluation.alternatives
-        merged[evaluation.name] = replace(known, controls=known.controls or evaluation.controls, alternatives=others)
+        merged[evaluation.name] = _join(known, evaluation)
     return merged
+
+
+def _join(known: Evaluation, later: Evaluation) -> Evaluation:
+    """Two evaluations of one model; the one that says more of real text lends its judge, its real text and facts."""
+    joined = known
+    for row in later.rows:
+        joined = joined.with_row(_joined(joined, row))
+    for row in later.frontier:
+        joined = joined.with_frontier(row)
+    main, other = (known, later) if len(known.real) >= len(later.real) else (later, known)
+    return replace(
+        main,
+        rows=joined.rows,
+        frontier=joined.frontier,
+        controls=main.controls or other.controls,
+        alternatives=_join_alternatives(main, other),
+    )
+
+
+def _join_alternatives(main: Evaluation, other: Evaluation) -> tuple[Row, ...]:
+    """Autoregressive models by name, with what either evaluation measured of them."""
+    found = {str(row.facts.get("name")): row for row in other.alternatives}
+    for row in main.alternatives:
+        name = str(row.facts.get("name"))
+        beside = found[name].metrics if name in found else {}
+        found[name] = replace(row, metrics={**beside, **row.metrics})
+    return tuple(found.values())
+
+
+def _joined(known: Evaluation, row: Row) -> Row:
+    """The row with what is known of it already, where the two measured different things; else the later one stands."""
+    same = next((each for each in known.rows if each.key == row.key), None)
+    if same is None or same.metrics.keys() & row.metrics.keys() - _ALWAYS:
+        return row
+    return replace(same, metrics={**row.metrics, **same.metrics})
 
 
 def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Callable[[Comparison], Table | None]:
@@ -129,6 +169,8 @@ def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Calla
 
 
 _TABLES: dict[str, Callable[[Comparison], Table | None]] = {
+    "headline": headline_table,
+    "claims": claims_table,
     "few-steps": few_steps_table,
     "matched": matched_table,
     "equal-entropy": equal_entropy_table,

@@ -67,7 +67,7 @@ def draw_panels(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _against_calls(axes: Axes, comparison: Comparison, metric: Metric, numbers: Sequence[int] | None = None) -> None:
+def _against_calls(axes: Axes, comparison: Comparison, metric: Metric, *, numbers: Sequence[int] | None = None) -> None:
     """One metric of the models (of these numbers; None: of all) against calls, with ribbons and real data."""
     calls: list[float] = []
     for n, evaluation in enumerate(comparison.evaluations):

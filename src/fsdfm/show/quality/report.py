@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fsdfm.files import replace_file, write_text
 from fsdfm.measure.results import Evaluation
 from fsdfm.show.plots import require_plots
+from fsdfm.show.quality.claims import claims_table
 from fsdfm.show.quality.comparison import Comparison, judge_number
 from fsdfm.show.quality.figures import (
     draw_change,
@@ -103,6 +104,8 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
 
     several = len(comparison.labels) > 1
     parts = ["# Quality by number of steps\n", _heading(comparison), few_steps_table(comparison).to_markdown()]
+    if (claims := claims_table(comparison)) is not None:
+        parts.append(claims.to_markdown())
     parts += [*pictures("quality"), *pictures("panels")]
     if several:
         parts.append(f"## Against {plain_markdown(comparison.labels[0])}\n")

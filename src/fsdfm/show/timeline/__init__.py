@@ -4,8 +4,8 @@ Reading order: tokens (bins of steps), colours (how a bin looks), glyphs (any pi
 Timeline), then the media: terminal, live (the terminal while it happens), html, layout and png.
 """
 
-from fsdfm.show.timeline.html import TIMELINE_STYLE, page, timeline_html_fragment
+from fsdfm.show.timeline.html import TIMELINE_STYLE, notebook_html, page, timeline_html_fragment
 from fsdfm.show.timeline.live import LiveText
 from fsdfm.show.timeline.record import Timeline
 
-__all__ = ["TIMELINE_STYLE", "LiveText", "Timeline", "page", "timeline_html_fragment"]
+__all__ = ["TIMELINE_STYLE", "LiveText", "Timeline", "notebook_html", "page", "timeline_html_fragment"]

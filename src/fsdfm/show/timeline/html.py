@@ -19,7 +19,7 @@ from fsdfm.show.timeline.tokens import LEGEND_TITLE, Key, Token
 if TYPE_CHECKING:
     from fsdfm.show.timeline.record import Timeline
 
-__all__ = ["TIMELINE_STYLE", "page", "timeline_html_fragment"]
+__all__ = ["TIMELINE_STYLE", "notebook_html", "page", "timeline_html_fragment"]
 
 
 def _variables(theme: Theme) -> str:
@@ -92,6 +92,11 @@ def page(parts: Iterable[Timeline | str], *, title: str = "Timeline") -> str:
 </body>
 </html>
 """
+
+
+def notebook_html(timeline: Timeline) -> str:
+    """One timeline with its style, for a cell of a notebook: no script, every character of the text escaped."""
+    return f"<style>\n{TIMELINE_STYLE}\n</style>\n{timeline_html_fragment(timeline)}"
 
 
 def timeline_html_fragment(timeline: Timeline, caption: str = "") -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fsdfm.show.timeline.colours import DARK, LIGHT
-from fsdfm.show.timeline.html import page
+from fsdfm.show.timeline.html import notebook_html, page
 from fsdfm.show.timeline.png import save_png
 from fsdfm.show.timeline.terminal import TimelineText
 from fsdfm.show.timeline.tokens import Key, Token, bins
@@ -64,8 +64,8 @@ class Timeline:
                 raise ValueError(f"{name} has {len(values)} entries for {len(pieces)} pieces; give one a piece")
             object.__setattr__(self, name, values)
         object.__setattr__(self, "pieces", pieces)
-        for index, token in enumerate(zip(pieces, self.last_changed, self.given, strict=True)):
-            _check_token(index, *token, steps=self.steps)
+        for index, (piece, step, given) in enumerate(zip(pieces, self.last_changed, self.given, strict=True)):
+            _check_token(index, piece, step, given=given, steps=self.steps)
 
     @classmethod
     def of(cls, text: Recorded) -> Timeline:
@@ -102,6 +102,10 @@ class Timeline:
         """One self-contained page, light or dark as the reader's system is."""
         return page([self], title=title)
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return notebook_html(self)
+
     def save_png(self, path: str | os.PathLike[str], *, dark: bool = False) -> None:
         """Write a picture of the wrapped text and its legend; needs `pip install 'fsdfm[plots]'`."""
         save_png(self, path, DARK if dark else LIGHT)
@@ -114,7 +118,7 @@ def _whole(value: int) -> int:
         raise ValueError(f"last_changed contains {value!r}; steps are whole numbers") from error
 
 
-def _check_token(index: int, piece: str, step: int, given: bool, *, steps: int) -> None:
+def _check_token(index: int, piece: str, step: int, *, given: bool, steps: int) -> None:
     if not isinstance(piece, str):
         raise ValueError(f"piece {index} is {piece!r}; pieces are strings: decode the token ids first")
     if not 0 <= step <= steps:

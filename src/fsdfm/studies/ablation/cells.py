@@ -52,7 +52,7 @@ def cells_of(variants: Sequence[Variant], seeds: int) -> list[Cell]:
 
 def compute_cell(files: AblationFiles, setting: AblationSetting, cell: Cell, _folder: StudyFolder) -> dict[str, Any]:
     """What a cell's own function says; models and corpora stand in `files`, which is the same folder."""
-    found: dict[str, Any] = cell.spec(files, setting, cell.seed)
+    found: dict[str, Any] = cell.spec(files, setting=setting, seed=cell.seed)
     return found
 
 
@@ -104,7 +104,7 @@ def _is_cheap(training: FineTuning | None) -> bool:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _pack(files: AblationFiles, setting: AblationSetting, _seed: int) -> dict[str, Any]:
+def _pack(files: AblationFiles, *, setting: AblationSetting, **_: Any) -> dict[str, Any]:
     """Pack the text once."""
     section = replace(
         parse_recipe(setting.overrides).data,
@@ -121,17 +121,17 @@ def _pack(files: AblationFiles, setting: AblationSetting, _seed: int) -> dict[st
 CORPUS = Cell("corpus", spec=_pack)
 
 
-def _add_mask(files: AblationFiles, _setting: AblationSetting, _seed: int) -> dict[str, Any]:
+def _add_mask(files: AblationFiles, **_: Any) -> dict[str, Any]:
     if not files.masked.exists():
         save_model(files.masked, with_mask(load_model(files.base)))
     return {"model": files.masked.name}
 
 
-def _fine_tune(training: FineTuning, files: AblationFiles, setting: AblationSetting, seed: int) -> dict[str, Any]:
+def _fine_tune(training: FineTuning, files: AblationFiles, *, setting: AblationSetting, seed: int) -> dict[str, Any]:
     """Train, or resume a training; the finished model is in half precision."""
     model, run = files.model(training.name, seed), files.run(training.name, seed)
     if not model.exists():
-        overrides = recipe_overrides(files, setting, training, seed)
+        overrides = recipe_overrides(files, setting, training, seed=seed)
         if not train(RECIPE, [*overrides, f"out={_quoted(run)}"], console=_silence()).finished:
             raise StoppedError
         export(run, model, half=True)
@@ -139,7 +139,7 @@ def _fine_tune(training: FineTuning, files: AblationFiles, setting: AblationSett
     return {"model": model.name}
 
 
-def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: FineTuning, seed: int) -> list[str]:
+def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: FineTuning, *, seed: int) -> list[str]:
     """Everything in which a training's recipe differs from base.toml."""
     start, steps = _start(files, training), setting.train_steps * training.stretch
     return [
@@ -207,7 +207,7 @@ def _quoted(path: Path) -> str:
 
 
 def _measure(
-    training: FineTuning | None, setup: Setup, files: AblationFiles, setting: AblationSetting, seed: int
+    training: FineTuning | None, setup: Setup, files: AblationFiles, *, setting: AblationSetting, seed: int
 ) -> dict[str, Any]:
     """A result file of `fsdfm evaluate`; its rows are kept on the way, so that it resumes."""
     model = files.base if training is None else files.model(training.name, _trained_seed(training, seed))

@@ -127,10 +127,10 @@ class AblationScores:
         """d over seeds: below 0 is the claim's direction."""
         metric = METRICS[claim.metric]
         return student_mean(
-            [self._mean_distance(metric, claim, seed, budgets) for seed in self._shared(claim, budgets)]
+            [self._mean_distance(metric, claim, seed, budgets=budgets) for seed in self._shared(claim, budgets)]
         )
 
-    def _mean_distance(self, metric: ComparedMetric, claim: Claim, seed: int, budgets: Sequence[int]) -> float:
+    def _mean_distance(self, metric: ComparedMetric, claim: Claim, seed: int, *, budgets: Sequence[int]) -> float:
         return statistics.fmean(
             metric.distance(
                 self.values[claim.better, seed, claim.metric, b], self.values[claim.worse, seed, claim.metric, b]

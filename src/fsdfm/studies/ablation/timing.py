@@ -27,7 +27,9 @@ def timing_cells(variants: Sequence[Variant], seeds: int) -> list[Cell]:
     return [CORPUS, *(Cell("time", seed, spec=spec, needs=(CORPUS.name,), unit="time") for seed in range(seeds))]
 
 
-def _time(trainings: Sequence[FineTuning], files: AblationFiles, setting: AblationSetting, seed: int) -> dict[str, Any]:
+def _time(
+    trainings: Sequence[FineTuning], files: AblationFiles, *, setting: AblationSetting, seed: int
+) -> dict[str, Any]:
     """Steps of all trainings with one seed, interleaved: seconds by training and round."""
     rounds: dict[str, list[float]] = {training.name: [] for training in trainings}
     trainers = {training.name: _trainer(files, setting, training, seed=seed) for training in trainings}
@@ -41,7 +43,7 @@ def _time(trainings: Sequence[FineTuning], files: AblationFiles, setting: Ablati
 
 def _trainer(files: AblationFiles, setting: AblationSetting, training: FineTuning, *, seed: int) -> Trainer:
     timed = [f"train.steps={setting.rounds + 1}", "train.log_every=1"]
-    recipe = load_recipe(RECIPE, [*recipe_overrides(files, setting, training, seed), *timed])
+    recipe = load_recipe(RECIPE, [*recipe_overrides(files, setting, training, seed=seed), *timed])
     bundle = start(recipe, Path(recipe.out))
     return make_trainer(recipe, bundle, make_rows(recipe, bundle, Path(recipe.out)), runtime=Runtime(recipe.runtime))
 

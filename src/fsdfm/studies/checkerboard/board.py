@@ -81,7 +81,7 @@ class CheckerboardDenoiser:
         self._alone = self._given.sum(1)
         self._p_0 = path.source.probabilities()
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, _: Tensor, /) -> Tensor:
         """All that a position's posterior depends on; the rest is done where a token may jump."""
         return _position_features(x_t, self.path.schedule.kappa(t))
 
@@ -135,7 +135,7 @@ class CheckerboardNetwork(nn.Module):
         nn.init.normal_(self.token.weight, std=width**-0.5)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def trunk(self, x_t: Tensor, t: Tensor, _: Tensor, /) -> Tensor:
         """What a position is asked about; this network is not step-aware and ignores h."""
         return _position_features(x_t, t)
 
@@ -174,7 +174,7 @@ def train_network(path: MixturePath, board: Board, *, seed: int, steps: int) -> 
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05)
     for x_1, x_t, t in _training_pairs(path, board, seed=seed, steps=steps):
-        loss = path_loss(network(x_t, t, t), x_1, x_t, path.schedule.scalar(t)).mean()
+        loss = path_loss(network(x_t, t, t), x_1, x_t, scalar=path.schedule.scalar(t)).mean()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -199,10 +199,10 @@ def _training_pairs(
 def _draw_pairs(path: MixturePath, board: Board, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
     x_1 = board.sample(noise)
     t = noise.uniform(Purpose.TIME, 1)[:, 0] * LATEST_TIME
-    return x_1, path.sample(path.sample_x_0(x_1, noise), x_1, t, noise), t
+    return x_1, path.sample(path.sample_x_0(x_1, noise), x_1, t, noise=noise), t
 
 
-def _kl_to_exact(network: CheckerboardNetwork, path: MixturePath, board: Board, num_rows: int = 4096) -> float:
+def _kl_to_exact(network: CheckerboardNetwork, path: MixturePath, board: Board, *, num_rows: int = 4096) -> float:
     """The mean of KL(p_{1|t} of the truth || of the network) over fresh x_t, in nats a token."""
     _, x_t, t = _draw_pairs(path, board, Noise(0, range(num_rows)))
     truth = CheckerboardDenoiser(path, board)(x_t, t, t)

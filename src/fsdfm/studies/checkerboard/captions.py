@@ -34,7 +34,9 @@ a standard error of {_percent((0.09 / numbers.samples) ** 0.5)}."""
 
 def _trajectories(numbers: CheckerboardNumbers) -> str:
     def ended(source: str) -> str:
-        exact, network = (_outcome(numbers, name, source, "instant") for name in ("exact", "network"))
+        exact, network = (
+            _outcome(numbers, denoiser=name, source=source, rule="instant") for name in ("exact", "network")
+        )
         return f"{source} source {_percent(exact.on_allowed)} and {_percent(network.on_allowed)}"
 
     def trained(source: str) -> str:
@@ -54,7 +56,10 @@ def _jumps(numbers: CheckerboardNumbers) -> str:
 
     def mean(source: str, steps: int) -> str:
         rules = ("instant", "single", "exact")
-        return _list(f"{_outcome(numbers, 'exact', source, rule, steps).jumps_a_token:.3f} {rule}" for rule in rules)
+        return _list(
+            f"{_outcome(numbers, denoiser='exact', source=source, rule=rule, steps=steps).jumps_a_token:.3f} {rule}"
+            for rule in rules
+        )
 
     return f"""**jumps.png** Share of tokens that jump in each step. At kappa = t nothing stalls early: in the first of
 {numbers.frames} frames of the mask source {first("instant", numbers.frames)} of the tokens jump under the instantaneous
@@ -84,15 +89,17 @@ at kappa = t^2: {found("t^2")}, where the first step moves {_percent(moved)} of 
 def _few_steps(numbers: CheckerboardNumbers) -> str:
     few = BUDGETS[-1]
 
+    def per_budget(source: str, rule: str) -> str:
+        found = (_outcome(numbers, denoiser="exact", source=source, rule=rule, steps=steps) for steps in BUDGETS)
+        return _list(_percent(outcome.on_allowed) for outcome in found)
+
     def shares(source: str) -> str:
-        rows = (
-            f"{rule} {_list(_percent(_outcome(numbers, 'exact', source, rule, steps).on_allowed) for steps in BUDGETS)}"
-            for rule in SHOWN_RULES
-        )
-        return f"{source} source: {_list(rows, '; ')}"
+        return f"{source} source: {_list((f'{rule} {per_budget(source, rule)}' for rule in SHOWN_RULES), '; ')}"
 
     def shown_early(rule: str) -> str:
-        return _percent(sum(_outcome(numbers, "exact", "mask", rule, few).jumps_per_step[:-1]))
+        return _percent(
+            sum(_outcome(numbers, denoiser="exact", source="mask", rule=rule, steps=few).jumps_per_step[:-1])
+        )
 
     return f"""**few-steps.png** Share on allowed squares after {_list(BUDGETS)} steps with the exact posterior.
 {_list(map(shares, SOURCES), ". ")}. One step is a redraw of both tokens under every rule. Under the mask source the
@@ -113,7 +120,9 @@ def _tables(numbers: CheckerboardNumbers) -> str:
     for denoiser in ("exact", "network"):
         for source in SOURCES:
             for rule in SHOWN_RULES:
-                found = [_outcome(numbers, denoiser, source, rule, steps) for steps in budgets]
+                found = [
+                    _outcome(numbers, denoiser=denoiser, source=source, rule=rule, steps=steps) for steps in budgets
+                ]
                 cells = [f"{_percent(outcome.on_allowed)} / {outcome.jumps_a_token:.3f}" for outcome in found]
                 lines.append(_row(denoiser, source, rule, *cells))
     lines += ["", "## Positions never reached by the literal instantaneous rule (mask source)", ""]
@@ -125,7 +134,7 @@ def _tables(numbers: CheckerboardNumbers) -> str:
 
 
 def _outcome(
-    numbers: CheckerboardNumbers, denoiser: str, source: str, rule: str, steps: int | None = None
+    numbers: CheckerboardNumbers, *, denoiser: str, source: str, rule: str, steps: int | None = None
 ) -> CaseOutcome:
     return numbers.outcomes[SamplingCase(denoiser, source, rule, steps or numbers.frames)]
 

@@ -224,7 +224,12 @@ def _plot_jumps(axes: Axes, numbers: CheckerboardNumbers, source: str, *, steps:
             marker="o" if few else "",
             markersize=3.6,
         )
-    _style_curves(axes, f"{source} source, {steps} steps, {_formula(kappa)}", "t", "% of tokens jumping a step")
+    _style_curves(
+        axes,
+        title=f"{source} source, {steps} steps, {_formula(kappa)}",
+        x_label="t",
+        y_label="% of tokens jumping a step",
+    )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
 
@@ -237,7 +242,12 @@ def _plot_never_reached(axes: Axes, numbers: CheckerboardNumbers, kappa: str) ->
         axes.plot([place - 0.4, place + 0.4], [100 * entry.predicted] * 2, color=INK, linewidth=1.2)
         height = 100 * (max(entry.measured, entry.predicted) + 0.03 * top)
         axes.text(place, height, f"{entry.measured:.1%}", ha="center", fontsize=8, color=INK)
-    _style_curves(axes, f"never reached (literal), {_formula(kappa)}", "steps", "% of positions (line: predicted)")
+    _style_curves(
+        axes,
+        title=f"never reached (literal), {_formula(kappa)}",
+        x_label="steps",
+        y_label="% of positions (line: predicted)",
+    )
     axes.set_xticks(range(len(found)), [str(entry.steps) for entry in found])
     axes.set_ylim(0, max(100 * top, 1.0))
 
@@ -293,7 +303,7 @@ def _thin_frame(axes: Axes) -> None:
         spine.set(linewidth=0.6, color=FAINT)
 
 
-def _style_curves(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+def _style_curves(axes: Axes, *, title: str, x_label: str, y_label: str) -> None:
     axes.set_title(title, fontsize=9, color=INK, loc="left")
     axes.set_xlabel(x_label, fontsize=8.5, color=INK)
     axes.set_ylabel(y_label, fontsize=8.5, color=INK)

@@ -78,11 +78,14 @@ def _report(setting: CheckerboardSetting, results: StudyResults) -> StudyReport:
         "few-steps.png": partial(draw_few_steps, numbers, states),
     }
     pictures = {name: save_figure(draw, dpi=DPI) for name, draw in drawings.items()}
-    films = {f"trajectory-{source}.gif": partial(_save_film, numbers, states, source) for source in SOURCES}
+    films = {
+        f"trajectory-{source}.gif": partial(_save_film, numbers=numbers, states=states, source=source)
+        for source in SOURCES
+    }
     return StudyReport("checkerboard", captions(numbers), numbers.to_json(), {**pictures, **films})
 
 
-def _save_film(numbers: CheckerboardNumbers, states: States, source: str, file: FilePath) -> None:
+def _save_film(file: FilePath, *, numbers: CheckerboardNumbers, states: States, source: str) -> None:
     first, *rest = film(numbers, states, source)
     timing = [700, *[60] * (len(rest) - 1), 2000]
     first.save(file, format="GIF", save_all=True, append_images=rest, duration=timing, loop=0)

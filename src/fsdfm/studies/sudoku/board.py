@@ -275,14 +275,14 @@ def make_puzzle(box: int, *, noise: Noise, num_givens: int = 0) -> Puzzle:
         if left == num_givens:
             break
         board[cell] = _EMPTY
-        if _has_other(board, solution, cell, box):
+        if _has_other(board, solution, cell, box=box):
             board[cell] = solution[cell]
         else:
             left -= 1
     return Puzzle(board, solution, judge_difficulty(board, box))
 
 
-def _has_other(board: Board, solution: Board, cell: int, box: int) -> bool:
+def _has_other(board: Board, solution: Board, cell: int, *, box: int) -> bool:
     """Whether there is a solution with another digit in a cell: the board had one before the cell was emptied."""
     search = _Search(board.tolist(), box)
     for digit in range(1, _size(box) + 1):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    from fsdfm.studies.sudoku.model import BoardAnswer
     from fsdfm.studies.sudoku.study import SudokuNumbers
 
 __all__ = ["draw_board_steps", "draw_solved"]
@@ -40,33 +38,35 @@ def draw_solved(numbers: SudokuNumbers) -> Any:
     return figure
 
 
-def draw_board_steps(givens: npt.NDArray[np.int64], filled: npt.NDArray[Any], written: npt.NDArray[Any]) -> Any:
+def draw_board_steps(answer: BoardAnswer) -> Any:
     """A board: givens in black, other digits coloured by the step that wrote them last."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    n = round(len(givens) ** 0.5)
-    box, last = round(n**0.5), max(1, int(written.max()))
+    n, last = answer.box**2, max(1, int(answer.written.max()))
     figure = Figure(figsize=(0.5 * n + 1, 0.5 * n + 1), layout="constrained")
     panel = figure.subplots()
     colours = colormaps["viridis"]
-    for cell, digit in enumerate(filled.tolist()):
+    for cell, digit in enumerate(answer.board.tolist()):
         row, column = divmod(cell, n)
-        given, step = givens[cell] > 0, int(written[cell])
-        shown = int(givens[cell]) if given else digit
+        given, step = answer.givens[cell] > 0, int(answer.written[cell])
         colour = "black" if given else colours(0.85 * step / last)
-        panel.text(column + 0.5, row + 0.45, str(shown), ha="center", va="center", color=colour, fontsize=13)
+        weight = "bold" if given else "normal"
+        panel.text(
+            column + 0.5, row + 0.5, str(digit), ha="center", va="center", color=colour, fontsize=13, weight=weight
+        )
         if not given:
-            panel.text(column + 0.95, row + 0.95, str(step), ha="right", va="bottom", color="grey", fontsize=5)
+            panel.text(column + 0.95, row + 0.95, str(step), ha="right", va="bottom", color="dimgrey", fontsize=6)
     for line in range(n + 1):
-        wide = 1.6 if line % box == 0 else 0.4
+        wide = 1.6 if line % answer.box == 0 else 0.4
         panel.axhline(line, color="black", linewidth=wide)
         panel.axvline(line, color="black", linewidth=wide)
+    verdict = "every row, column and box is right" if answer.is_right else "not a solution"
     panel.set(
         xlim=(0, n),
         ylim=(n, 0),
         aspect="equal",
-        title=f"black: given; small: the step, 1 to {last}, that changed it last; 0: none did",
+        title=f"bold: given; small: the step, 1 to {last}, that changed it last, 0: none\n{verdict}",
     )
     panel.title.set_fontsize(7)
     panel.axis("off")

@@ -7,14 +7,16 @@ there is one, is 2n. The network never says a given token or the mask, so that w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdfm.flow import MaskSource, Source
-from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
+from fsdfm.flow import Filter, MaskSource, Source, SplitNetwork
+from fsdfm.model import CRFConfig, JointHead, ModelConfig, TransitionTables
+from fsdfm.model.causal_head import CausalHead, CausalHeadConfig, CausalPosterior
 from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.sudoku.board import cell_groups
 
@@ -23,6 +25,7 @@ __all__ = ["BoardNetwork", "DigitSource", "make_source"]
 _NEVER = -1e4  # a logit that is never drawn, and finite: a position of weight 0 has a loss of 0
 _HEADS = 4  # along rows, columns, boxes, and everywhere
 _SMALLEST = 2.0**-10
+_RANK = 8  # of the transitions between neighbouring cells
 
 
 class DigitSource(Source):
@@ -75,12 +78,11 @@ class BoardNetwork(nn.Module):
     """Logits of p_{1|t} from a board x_t [B, n^2], t and h.
 
     Cells know their row, column and box. The weights of h start at zero: a child that is trained on steps of several
-    sizes starts as its parent, bit for bit. With `transition_rank` the cells of a board are a chain, row by row.
+    sizes starts as its parent, bit for bit. With a `joint` head cells are drawn together: "crf", as a
+    chain row by row; "causal", each given all those before it.
     """
 
-    def __init__(
-        self, box: int, vocab_size: int, *, width: int = 96, blocks: int = 5, transition_rank: int = 0, seed: int = 0
-    ):
+    def __init__(self, box: int, vocab_size: int, *, width: int = 64, blocks: int = 5, joint: str = "", seed: int = 0):
         super().__init__()
         n = box * box
         self.num_digits, self.vocab_size = n, vocab_size
@@ -90,12 +92,12 @@ class BoardNetwork(nn.Module):
         self.groups, self.seen = nn.Buffer(groups, persistent=False), nn.Buffer(seen[None], persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.token = nn.Embedding(vocab_size, width)
+            self.embedding = nn.Embedding(vocab_size, width)
             self.place = nn.ModuleList(nn.Embedding(n, width) for _ in range(groups.shape[1]))
             self.time = nn.Linear(_waves(torch.zeros(1)).shape[-1], width)
             self.blocks = nn.ModuleList(_Block(width) for _ in range(blocks))
             self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, n)
-            self.joint = _transitions(vocab_size, transition_rank, seed) if transition_rank else None
+            self.joint = _make_joint(joint, vocab_size, width, seed=seed) if joint else None
         self.step = nn.Linear(_waves(torch.zeros(1)).shape[-1], width, bias=False)
         nn.init.zeros_(self.step.weight)
 
@@ -111,7 +113,7 @@ class BoardNetwork(nn.Module):
         """Features [B, n^2, C]."""
         level = 1 + torch.log2(h.clamp(min=_SMALLEST)) / 10
         condition = self.time(_waves(t)) + self.step(_waves(level))
-        x = self.token(x_t) + condition[:, None]
+        x = self.embedding(x_t) + condition[:, None]
         for kind, place in enumerate(self.place):
             x = x + place(self.groups[:, kind])
         for block in self.blocks:
@@ -128,11 +130,35 @@ class BoardNetwork(nn.Module):
         return self.logits_at(self.trunk(x_t, t, h))
 
 
-def _transitions(vocab_size: int, rank: int, seed: int) -> TransitionTables:
-    shape = ModelConfig(vocab_size=vocab_size, width=4, num_heads=1, num_blocks=1)
-    tables = TransitionTables(shape, CRFConfig(rank=rank))
-    tables.initialise(seed)
-    return tables
+def _make_joint(kind: str, vocab_size: int, width: int, *, seed: int) -> JointHead:
+    """A head that says at the start what the network says without it."""
+    shape = ModelConfig(vocab_size=vocab_size, width=width, num_heads=_HEADS, num_blocks=1, dropout=0.0)
+    head = _HEADS_BY_NAME[kind](shape)
+    head.initialise(seed)
+    return head
+
+
+class _BoardHead(CausalHead):
+    """A causal head whose boards are drawn together: they are short, and many are asked at once."""
+
+    def posterior(
+        self, network: SplitNetwork, x_t: Tensor, t: Tensor, *, h: Tensor, rows: Tensor | None = None
+    ) -> CausalPosterior:
+        """As of any causal head, but for the draw."""
+        found = super().posterior(network, x_t, t, h=h, rows=rows)
+        return _BoardPosterior(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+class _BoardPosterior(CausalPosterior):
+    def draw(self, samples: Tensor, u: Tensor, *, filter: Filter | None = None) -> Tensor:
+        """All boards at once."""
+        return self.head.settle(self, samples, u, filter)
+
+
+_HEADS_BY_NAME: dict[str, Callable[[ModelConfig], JointHead]] = {
+    "crf": lambda shape: TransitionTables(shape, CRFConfig(rank=_RANK)),
+    "causal": lambda shape: _BoardHead(shape, CausalHeadConfig(num_blocks=1)),
+}
 
 
 def _waves(s: Tensor) -> Tensor:

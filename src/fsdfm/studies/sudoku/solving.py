@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Grid, MixturePath, StepRule
+from fsdfm.flow import Filter, Grid, MixturePath, StepRule
 from fsdfm.flow.posterior import Posterior
 from fsdfm.flow.rule import Plan, SamplerState
 from fsdfm.flow.sampler import Step, trajectory
@@ -49,13 +49,24 @@ def make_puzzles(box: int, count: int, *, seed: int) -> dict[Difficulty, list[Pu
 
 
 def walk_boards(
-    network: BoardNetwork, path: MixturePath, givens: Tensor, *, steps: int, rule: StepRule, noise: Noise
+    network: BoardNetwork,
+    path: MixturePath,
+    givens: Tensor,
+    *,
+    steps: int,
+    rule: StepRule,
+    noise: Noise,
+    filter: Filter | None = None,
 ) -> list[Step]:
     """The trajectory of boards [B, n^2] whose givens are frozen."""
     tokens, frozen = given_tokens(givens, network.num_digits)
     x_0 = torch.where(frozen, tokens, path.source.sample(noise, givens.shape[1]))
     with torch.inference_mode():
-        return list(trajectory(network, path, x_0, grid=Grid.uniform(steps), noise=noise, rule=rule, frozen=frozen))
+        return list(
+            trajectory(
+                network, path, x_0, grid=Grid.uniform(steps), noise=noise, rule=rule, frozen=frozen, filter=filter
+            )
+        )
 
 
 def fill_boards(

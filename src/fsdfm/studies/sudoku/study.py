@@ -1,7 +1,7 @@
 """The study: every method trained with several seeds, every rule and budget scored on the same puzzles.
 
-    run_sudoku("out", quick=True)     # 4 x 4 boards, minutes
-    run_sudoku("out")                 # 9 x 9
+    run_sudoku("out", setting=BoardSetting.quick())     # 4 x 4 boards, minutes
+    run_sudoku("out")                                   # 9 x 9
 
 A board is solved where every cell is right; there is nothing in between to be fooled by. The share of right cells
 stands beside it.
@@ -9,7 +9,6 @@ stands beside it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fsdfm.flow import MixturePath
 from fsdfm.measure.statistics import Interval, student_mean
@@ -26,25 +24,26 @@ from fsdfm.noise import Noise
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.report import StudyReport, interval_json, markdown_table, save_figure
 from fsdfm.studies.runner import Cell, Study, StudyResults, require_seeds, run_study
-from fsdfm.studies.sudoku.board import DIFFICULTIES, Puzzle, read_board, write_board
+from fsdfm.studies.sudoku.board import DIFFICULTIES, Puzzle, write_board
 from fsdfm.studies.sudoku.figure import draw_board_steps, draw_solved
-from fsdfm.studies.sudoku.methods import METHODS, BoardMethod, BoardSetting, make_network, rules_of, train_method
+from fsdfm.studies.sudoku.methods import METHODS, BoardMethod, BoardSetting, rules_of, train_method
+from fsdfm.studies.sudoku.model import BoardModel, load_board_model, save_board_model
 from fsdfm.studies.sudoku.network import BoardNetwork, make_source
-from fsdfm.studies.sudoku.solving import fill_boards, make_puzzles, score_boards, walk_boards
+from fsdfm.studies.sudoku.solving import fill_boards, make_puzzles, score_boards
 
-__all__ = ["SudokuNumbers", "run_sudoku", "solve_board"]
+__all__ = ["SudokuNumbers", "run_sudoku"]
 
 _PUZZLE_SEED = 2**20  # of the puzzles: no training board has it
-_WEIGHTS = ".pt"
 _SHOWN_STEPS = 8  # of the picture
 
 
 def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mapping[str, Any]:
     """Train one method with one seed and score it."""
     method: BoardMethod = cell.spec
-    parent = _load(folder, f"{method.start}.{cell.seed}") if method.start else None
-    network = train_method(method, setting, seed=cell.seed, parent=parent)
-    folder.keep(cell.name, _WEIGHTS, lambda file: torch.save(network.state_dict(), file))
+    parent = load_board_model(_place(folder, f"{method.start}.{cell.seed}")) if method.start else None
+    weights = None if parent is None else parent.network.state_dict()
+    network = train_method(method, setting, seed=cell.seed, parent=weights)
+    save_board_model(_place(folder, cell.name), BoardModel(network, method, setting))
     puzzles = make_puzzles(setting.box, setting.puzzles, seed=_PUZZLE_SEED)
     scores = {
         f"{rule}/{steps}/{difficulty}": _score(network, method, boards, rule=rule, steps=steps, seed=cell.seed)
@@ -55,9 +54,9 @@ def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mappi
     return {"scores": scores, "parameters": sum(p.numel() for p in network.parameters())}
 
 
-def _load(folder: StudyFolder, name: str) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = torch.load(folder.file(name, _WEIGHTS), weights_only=True)
-    return weights
+def _place(folder: StudyFolder, name: str) -> Path:
+    """Where the network of a cell is kept for users."""
+    return folder.path / "models" / name
 
 
 def _score(
@@ -91,11 +90,13 @@ class SudokuNumbers:
         rows: list[list[str]] = [["method, rule", *(str(steps) for steps in self.setting.budgets)]]
         for method in self.methods:
             for rule in rules_of(method):
-                cells = [self._written(method.name, rule, steps, difficulty) for steps in self.setting.budgets]
+                cells = [
+                    self._written(method.name, rule, steps, difficulty=difficulty) for steps in self.setting.budgets
+                ]
                 rows.append([f"{method.name}, {rule}", *cells])
         return markdown_table(rows)
 
-    def _written(self, method: str, rule: str, steps: int, difficulty: str) -> str:
+    def _written(self, method: str, rule: str, steps: int, *, difficulty: str) -> str:
         solved, cells = (self.at(method, rule, steps, difficulty=difficulty, what=w) for w in ("solved", "cells"))
         half = (solved.high - solved.low) / 2
         spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""
@@ -139,30 +140,15 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
 
 def _draw_example(results: StudyResults, setting: BoardSetting, method: BoardMethod) -> Any:
     """Which step wrote which cell, on one puzzle."""
-    puzzles = make_puzzles(setting.box, setting.puzzles, seed=_PUZZLE_SEED)
+    puzzles = make_puzzles(setting.box, 1, seed=_PUZZLE_SEED)
     puzzle = next(iter(puzzles.values()))[0]
-    network = make_network(method, setting, 0)
-    network.load_state_dict(_load(results.folder, f"{method.name}.{results.cells[0].seed}"))
-    return draw_board_steps(puzzle.givens, *_walk(network, method, puzzle.givens, steps=_SHOWN_STEPS))
-
-
-def _walk(
-    network: BoardNetwork, method: BoardMethod, givens: np.ndarray[Any, Any], *, steps: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The board filled in, and the step (1 ..) that changed each cell last; 0 where it is given or as the noise was."""
-    path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
-    boards = torch.from_numpy(givens)[None]
-    walk = walk_boards(network, path, boards, steps=steps, rule=rules_of(method)["exact"], noise=Noise(0, [0]))
-    written = torch.zeros_like(boards)
-    for step in walk:
-        written = torch.where(step.jumps, step.index + 1, written)
-    return (walk[-1].x_next % network.num_digits + 1)[0].numpy(), written[0].numpy()
+    model = load_board_model(_place(results.folder, f"{method.name}.{results.cells[0].seed}"))
+    return draw_board_steps(model.solve(write_board(puzzle.givens, setting.box), steps=_SHOWN_STEPS))
 
 
 def run_sudoku(
     out: str | Path,
     *,
-    quick: bool = False,
     seeds: int = 3,
     methods: Sequence[str] = (),
     setting: BoardSetting | None = None,
@@ -170,11 +156,11 @@ def run_sudoku(
 ) -> SudokuNumbers:
     """Train and score every method; the same call resumes. Writes sudoku.md, sudoku.json, sudoku.png and board.png.
 
-    quick     4 x 4 boards and little training
+    setting   the size of everything; 9 x 9 unless said
     methods   names of those to run, and what they start from; all unless said
     """
     require_seeds(seeds)
-    size = setting or (BoardSetting.quick() if quick else BoardSetting())
+    size = setting or BoardSetting()
     chosen = _chosen(methods)
     cells = [
         Cell(method.name, seed, method, needs=(f"{method.start}.{seed}",) if method.start else ())
@@ -197,24 +183,3 @@ def _chosen(names: Sequence[str]) -> list[BoardMethod]:
         raise ValueError(f"there is no method {unknown!r}; allowed are {', '.join(known)}")
     wanted = {*names, *(known[name].start for name in names)} if names else set(known)
     return [method for method in METHODS if method.name in wanted]
-
-
-def solve_board(study: str | Path, board: str, *, method: str = "dfm", steps: int = 8, seed: int = 0) -> str:
-    """The board that a network of a finished study fills in: lines of digits. Its givens stay as they are."""
-    folder = StudyFolder(Path(study).resolve())
-    (chosen,) = (each for each in _chosen([method]) if each.name == method)
-    size = _setting_of(folder)
-    givens = read_board(board, size.box)
-    network = make_network(chosen, size, 0)
-    network.load_state_dict(_load(folder, f"{method}.{seed}"))
-    filled, _ = _walk(network, chosen, givens, steps=steps)
-    return write_board(np.where(givens > 0, givens, filled), size.box)
-
-
-def _setting_of(folder: StudyFolder) -> BoardSetting:
-    file = folder.path / "setting.json"
-    if not file.is_file():
-        raise ValueError(f"{folder.path} holds no study; run `fsdfm study sudoku --out {folder.path}` first")
-    known = json.loads(file.read_text(encoding="utf-8"))
-    found = {name: known[name] for name in asdict(BoardSetting()) if name in known}
-    return BoardSetting(**{**found, "budgets": tuple(found["budgets"])})

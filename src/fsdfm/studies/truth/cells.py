@@ -15,6 +15,7 @@ from fsdfm.flow import ExactJump, Jump, total_variation
 from fsdfm.measure.matching import find_temperature
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.runner import Cell
+from fsdfm.studies.truth.joints import FAMILIES, joint_sampler_law, sweep_law
 from fsdfm.studies.truth.laws import (
     BUDGETS,
     Tables,
@@ -106,18 +107,26 @@ class MethodTrial:
             cell["truth_entropy"] = float(entropy_bits(self.world.truth))
             cell["conditional_total_correlation"] = conditional_total_correlation(self.world)
             return cell
+        if method.family:
+            return self._judge_family(method)
         if method.entropy_of:
             return self._at_entropy_of(method)
         return self._train(method)
 
     def _judge(self, tables: Tables) -> dict[str, Any]:
         """The scores of a denoiser under every jump rule and budget."""
-        truth = self.world.truth
         rules = {
-            name: {str(steps): score(law_of(tables[steps], self.world, rule), truth) for steps in BUDGETS}
+            name: {str(steps): score(law_of(tables[steps], self.world, rule), self.world) for steps in BUDGETS}
             for name, rule in RULES.items()
         }
         return {"rules": rules}
+
+    def _judge_family(self, method: Method) -> dict[str, Any]:
+        """The scores of the exact posterior's projection to a family; only one rule draws positions together."""
+        law = sweep_law if method.sweeps else joint_sampler_law
+        family = FAMILIES[method.family]
+        found = {str(steps): score(law(self.world, steps, family=family), self.world) for steps in BUDGETS}
+        return {"rules": {"exact": found}}
 
     def _train(self, method: Method) -> dict[str, Any]:
         lessons = self.setting.lessons(method)
@@ -182,7 +191,7 @@ class MethodTrial:
                 wanted = other[name][str(steps)]["entropy"]
                 temperature, law = _match_entropy(partial(self._tempered_law, tables[steps], rule), wanted)
                 temperatures[name][str(steps)] = temperature
-                rules[name][str(steps)] = score(law, self.world.truth)
+                rules[name][str(steps)] = score(law, self.world)
         return {"rules": rules, "temperatures": temperatures}
 
     def _tempered_law(self, tables: list[Tensor], rule: Jump, temperature: float) -> Tensor:

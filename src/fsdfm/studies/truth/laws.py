@@ -34,6 +34,7 @@ __all__ = [
     "make_tables",
     "score",
     "tied_joint_law",
+    "transition_error",
 ]
 
 BUDGETS = (1, 2, 4, 8)
@@ -46,9 +47,10 @@ Tables = dict[int, list[Tensor]]
 
 
 class LawScores(TypedDict):
-    """What a law is worth: total variation to the truth, entropy and cross-entropy under the truth in bits."""
+    """What a law is worth: total variation to the truth, error of its transitions, entropies in bits."""
 
     tv: float
+    transition: float
     entropy: float
     cross_entropy: float
 
@@ -69,10 +71,32 @@ def cross_entropy_bits(law: Tensor, truth: Tensor) -> float:
     return float(-(law * torch.log2(smooth)).sum())
 
 
-def score(law: Tensor, truth: Tensor) -> LawScores:
-    """All three numbers of a law."""
+def transition_error(law: Tensor, truth: Tensor, *, vocab: int) -> float:
+    """How wrong the next token is, given the one before (arXiv 2602.19619), from 0 to 1:
+
+        mean_i sum_a law(x^i = a) TV(law(x^{i+1} | x^i = a), truth(x^{i+1} | x^i = a))
+
+    A token that the truth does not have at a place has no right successor: 1. Of one position there is none: 0.
+    """
+    length = round(math.log(len(law), vocab))
+    cubes = [each.view([vocab] * length) for each in (law, truth)]
+    errors = []
+    for i in range(length - 1):
+        others = [j for j in range(length) if j not in (i, i + 1)]
+        ours, theirs = (cube.sum(others) if others else cube for cube in cubes)
+        weight, known = ours.sum(1), theirs.sum(1)
+        conditionals = [pair / pair.sum(1, keepdim=True).clamp(min=1e-300) for pair in (ours, theirs)]
+        distance = (conditionals[0] - conditionals[1]).abs().sum(1) / 2
+        errors.append(float((weight * torch.where(known > 0, distance, 1.0)).sum()))
+    return sum(errors) / max(1, len(errors))
+
+
+def score(law: Tensor, world: World) -> LawScores:
+    """All numbers of a law."""
+    truth = world.truth
     return {
         "tv": total_variation(law, truth),
+        "transition": transition_error(law, truth, vocab=world.p_1.shape[0]),
         "entropy": float(entropy_bits(law)),
         "cross_entropy": cross_entropy_bits(law, truth),
     }

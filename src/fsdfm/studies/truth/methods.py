@@ -45,6 +45,8 @@ class Method:
     loss        the path loss of its small steps
     lessons     training steps, as a multiple of the setting's
     entropy_of  a control: no training, `start` at the temperature that gives it this method's entropy at each budget
+    family      no training: the exact posterior's projection to "independent", "chain" or "whole" joint laws
+    sweeps      whether positions settle from left to right (the rule `sweep`) instead of by the exact rule
     """
 
     name: str
@@ -58,6 +60,8 @@ class Method:
     loss: str = "cross-entropy"
     lessons: int = 1
     entropy_of: str = ""
+    family: str = ""
+    sweeps: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,6 +85,13 @@ def make_objective(method: Method, path: MixturePath, train_steps: int) -> Objec
 
 _EXACT = Method("exact", start="")
 _PARENT = Method("dfm", start="")
+_FAMILIES = [
+    Method("exact/chain", start="", family="chain"),
+    Method("exact/whole", start="", family="whole"),
+    Method("exact/sweep", start="", family="independent", sweeps=True),
+    Method("exact/chain-sweep", start="", family="chain", sweeps=True),
+    Method("exact/whole-sweep", start="", family="whole", sweeps=True),
+]
 _PATH_ONLY = Method("path-only")
 _TEACHERS = [Method(name, tableau=name) for name in TABLEAUS]
 _OTHER_AVERAGES = [
@@ -113,7 +124,7 @@ _LONG_PATH_ONLY = Method("path-only/x3", lessons=3)
 _CONTROLS = [Method(f"dfm/entropy-of-{n}", entropy_of=n) for n in TEMPERED]
 
 FULL: tuple[Method, ...] = (
-    *(_EXACT, _PARENT, _PATH_ONLY, *_TEACHERS, *_OTHER_AVERAGES, *_POLICIES, *_TEACHER_RULES, _PAPER),
+    *(_EXACT, *_FAMILIES, _PARENT, _PATH_ONLY, *_TEACHERS, *_OTHER_AVERAGES, *_POLICIES, *_TEACHER_RULES, _PAPER),
     *(*_REFLOWS, *_TIED, _LONG_PATH_ONLY, *_CONTROLS),
 )
 """Everything, for the uniform source."""
@@ -123,7 +134,19 @@ MASK: tuple[Method, ...] = tuple(
     for method in FULL
     if not method.pairs_from
     and method.name
-    in {"exact", "dfm", "path-only", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-chained"}
+    in {
+        "exact",
+        "exact/chain",
+        "exact/whole",
+        "exact/sweep",
+        "exact/chain-sweep",
+        "exact/whole-sweep",
+        "dfm",
+        "path-only",
+        "dfm/entropy-of-rk2",
+        "dfm/entropy-of-rk4",
+        "dfm/entropy-of-chained",
+    }
     | {*TABLEAUS, "rk2/probabilities", "rk4/probabilities"}
 )
 """What has a meaning under the mask source, where x_0 is constant and there is nothing to couple."""
@@ -132,7 +155,8 @@ TIED_STATES = 1024
 """The most states of a world in which tied pairs are enumerated: every x_0 has a kernel of its own there."""
 
 _IN_QUICK = {
-    *("exact", "dfm", "path-only", "rk2", "rk4", "chained", "rk2/probabilities", "reflow-1", "reflow-2"),
+    *("exact", *(method.name for method in _FAMILIES)),
+    *("dfm", "path-only", "rk2", "rk4", "chained", "rk2/probabilities", "reflow-1", "reflow-2"),
     *("reflow-2+rk2", "tied-1", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
 }
 QUICK: tuple[Method, ...] = tuple(method for method in FULL if method.name in _IN_QUICK)

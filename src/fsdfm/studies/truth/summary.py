@@ -31,6 +31,10 @@ class TruthNumbers:
         """The methods that ran in a world, in the order of the study."""
         return list(dict.fromkeys(method for w, method, _ in self.cells if w == world))
 
+    def rules(self, world: str, method: str) -> list[str]:
+        """The jump rules that a method was judged under."""
+        return list(next(c["rules"] for (w, m, _), c in self.cells.items() if (w, m) == (world, method)))
+
     def noted(self, world: str, method: str, note: str) -> list[Any]:
         """What the cells of a method note beside their scores, one a seed that has it."""
         found = (self.cells.get((world, method, seed), {}).get(note) for seed in self.seeds)
@@ -74,10 +78,10 @@ class TruthNumbers:
         rows: list[dict[str, object]] = []
         for world in self.worlds:
             for method in self.methods(world):
-                for rule in ("exact", "single", "instant"):
+                for rule in self.rules(world, method):
                     for steps in BUDGETS:
                         row: dict[str, object] = {"world": world, "method": method, "rule": rule, "steps": steps}
-                        for quantity in ("tv", "entropy", "cross_entropy"):
+                        for quantity in ("tv", "transition", "entropy", "cross_entropy"):
                             values = self.values(world, method, quantity, steps=steps, rule=rule)
                             row[quantity] = interval_json(student_mean(values))
                         rows.append(row)
@@ -148,6 +152,7 @@ def verdicts(results: TruthNumbers) -> list[str]:
         lines += [_collapse(collapsed), _temperature(results, uniform)]
     if masked:
         lines.append(_mask(results, masked))
+    lines.append(_families(results))
     return [line for line in lines if line]
 
 
@@ -195,7 +200,7 @@ def _collapsed(results: TruthNumbers, worlds: Sequence[str]) -> dict[str, str]:
     for world in worlds:
         truth = float(results.noted(world, "exact", "truth_entropy")[0])
         for method in results.methods(world):
-            if method.startswith("dfm/"):
+            if method.startswith(("dfm/", "exact/")):
                 continue
             entropies = {s: student_mean(results.values(world, method, "entropy", steps=s)).value for s in BUDGETS}
             low = [f"{entropies[s]:.2f} at {s}" for s in BUDGETS if entropies[s] < truth - COLLAPSE_BITS]
@@ -218,9 +223,22 @@ def _temperature(results: TruthNumbers, worlds: Sequence[str]) -> str:
     return f"**Against the parent at the temperature of equal entropy**: {listed}." if listed else ""
 
 
+def _families(results: TruthNumbers) -> str:
+    """What a family of posteriors can reach at best: total variation at 1 and 8 steps, with nothing to train."""
+    parts = []
+    for world in results.worlds:
+        names = [name for name in results.methods(world) if name.startswith("exact")]
+        shown = [
+            f"`{name}` " + " and ".join(f"{results.values(world, name, 'tv', steps=s)[0]:.3f}" for s in (1, 8))
+            for name in names
+        ]
+        parts.append(f"{world}: {', '.join(shown)}")
+    return f"**Posteriors and rules, all exact** (TV at 1 and 8 steps): {'; '.join(parts)}." if parts else ""
+
+
 def _mask(results: TruthNumbers, worlds: Sequence[str]) -> str:
     pairs = results.pairs(worlds, ["path-only"])
-    names = [m for m in results.methods(worlds[0]) if m not in ("exact", "dfm") and not m.startswith("dfm/")]
+    names = [m for m in results.methods(worlds[0]) if m != "dfm" and not m.startswith(("exact", "dfm/"))]
     ratios = {name: ratio for name in names if (ratio := results.ratio(pairs, name, baseline="path-only"))}
     gains = [name for name, ratio in ratios.items() if ratio.high < 1]
     found = f"gains: {', '.join(f'`{name}`' for name in gains)}" if gains else "no few-step training gains separably"

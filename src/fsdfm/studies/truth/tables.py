@@ -43,6 +43,9 @@ def _heading(numbers: TruthNumbers, setting: TruthSetting) -> list[str]:
         f"Mean over {seeds} seed{'s' if seeds > 1 else ''} ± half of the 95 % interval (Student's t). "
         f"Parents trained for {setting.parent_steps} steps, every child for {setting.child_steps} more, batches of "
         f"{setting.batch_size}; torch {torch.__version__}. Sampler: the exact jump rule. "
+        "Transitions: how wrong the next token is given the one before, a mean total variation (arXiv 2602.19619). "
+        "`exact/chain` and `exact/whole`: the true posterior by its pairs of neighbours, and whole; `sweep`: positions "
+        "settle from left to right. "
         "CTC: conditional total correlation of the first step under the coupling trained on, in bits. "
         "Cross-entropy: of the 4-step law under the truth, in bits a sequence ('perplexity'; lower than the truth's "
         "entropy means collapse).",
@@ -56,8 +59,8 @@ def _tables(numbers: TruthNumbers) -> list[str]:
         truth = numbers.noted(world, "exact", "truth_entropy")[0]
         lines += [f"## {world}: entropy of the truth {truth:.2f} bits", ""]
         lines += [
-            "| method | 1 step | 2 | 4 | 8 | CTC | cross-entropy |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "| method | 1 step | 2 | 4 | 8 | transitions, 1 and 8 steps | CTC | cross-entropy |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         lines += [_row(numbers, world, method) for method in numbers.methods(world)]
         lines.append("")
@@ -73,7 +76,9 @@ def _row(numbers: TruthNumbers, world: str, method: str) -> str:
     correlations = numbers.noted(world, method, "conditional_total_correlation")
     ctc = f"{student_mean(correlations).value:.2f}" if correlations else ""
     cross = student_mean(numbers.values(world, method, "cross_entropy", steps=4)).value
-    return f"| {method} | {' | '.join(cells)} | {ctc} | {cross:.2f} |"
+    errors = (student_mean(numbers.values(world, method, "transition", steps=steps)).value for steps in (1, 8))
+    transitions = " and ".join(f"{error:.3f}" for error in errors)
+    return f"| {method} | {' | '.join(cells)} | {transitions} | {ctc} | {cross:.2f} |"
 
 
 def _with_interval(e: Interval) -> str:
