@@ -83,7 +83,7 @@ def test_a_markov_rules_steps_are_transition_log_prob():
     model, noise, rule = MixerNet(V), Noise(1, range(6)), RULES["single"]
     rollout = roll_out(model, PATH, PATH.source.sample(noise, 4), grid=Grid.uniform(3), noise=noise, rule=rule)
     expected = sum(
-        transition_log_prob(model(s.x_t, s.t, s.h), s.x_t, s.x_next, s.redraws, jump=rule, path=PATH).sum(-1)
+        transition_log_prob(model(s.x_t, s.t, s.h), s.x_t, s.x_next, redraws=s.redraws, jump=rule, path=PATH).sum(-1)
         for s in rollout.steps
     )
     torch.testing.assert_close(log_prob(model, rollout).double(), expected.detach(), atol=1e-5, rtol=1e-5)
