@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-fast check format bench measure results docs mutants clean
+.PHONY: help setup demo browser litellm test test-fast check wheel format bench models measure results docs docs-version mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,21 +27,30 @@ browser:
 	    apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null 2>&1; } || \
 	  echo "no chromium here; the tests that need it are skipped"
 
-test: $(STAMP) browser ## all tests with coverage
+# The contract with litellm wants its own pins: a folder beside the environment, which only that test sees.
+litellm: $(STAMP)
+	@[ -d $(VENV)/litellm/litellm ] || $(BIN)/pip install --quiet --no-deps --target $(VENV)/litellm -r tests/serve/litellm.txt || \
+	  { rm -rf $(VENV)/litellm; echo "no litellm here; the test that needs it is skipped"; }
+
+test: $(STAMP) browser litellm ## all tests with coverage
 	$(BIN)/pytest --numprocesses auto --cov --cov-report=term
 
 test-fast: $(STAMP) ## the fast suite only
 	$(BIN)/pytest --numprocesses auto -m 'not slow'
 
-check: $(STAMP) ## lint, types, import layers, docs build
+check: $(STAMP) ## lint, types, import layers, docs build, the wheel in a clean environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	$(BIN)/python tools/check_wheel.py
 
-mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice?
-	$(BIN)/python tools/mutants.py
+wheel: $(STAMP) ## build the wheel, check it, and use it in a clean environment
+	$(BIN)/python tools/check_wheel.py
+
+mutants: $(STAMP) ## edits that make the code wrong: which does no fast test notice? JOBS=2: two at a time
+	$(BIN)/python tools/mutants.py --jobs $(or $(JOBS),1)
 
 format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
@@ -54,10 +63,21 @@ bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 	$(BIN)/fsdfm bench generate --json bench-results/generate.json
 	$(BIN)/fsdfm bench serve --json bench-results/serve.json
 
+# Both models from public parts. STORIES is a folder with train.txt, synthetic.txt, valid.txt (stories parted by
+# <|endoftext|>) and llama2.c's stories15M.bin and tokenizer.bin. What was interrupted resumes. About four hours of one core
+# for the parent and an hour and a half for the child; PARENT=parent begins the child from the embedded parent.
+STORIES ?= stories
+PARENT  ?= models/parent
+models: $(STAMP) ## parent and child by their recipes, from the files in STORIES; hours
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-dfm 'data.inputs=["train.txt", "synthetic.txt"]' data.max_documents=none
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-dfm --out models/parent --half
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-causal model.parent=$(PARENT)
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-causal --out models/fewstep --half
+
 # What is measured with is not part of the package: say where it is. The same command resumes; --processes 2 halves it.
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
-NUM ?= 48
+NUM ?= 32
 FEW ?= 8
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
@@ -80,5 +100,9 @@ results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=
 docs: $(STAMP) ## serve the documentation on localhost
 	$(BIN)/mkdocs serve
 
+docs-version: $(STAMP) ## commit the documentation of VERSION=0.1 to the branch gh-pages, beside the earlier ones
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo bench-results .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants

@@ -1,4 +1,4 @@
-"""The sampler in forty plain lines, one position at a time: it knows nothing of thinning, tiles or batches."""
+"""The samplers in forty plain lines each, one position at a time: they know nothing of thinning, tiles or batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,49 @@ def plain_sample(
                 q = 1 - p[now]
                 leave = q if end == 1 else (1 - math.exp(-g)) * q if rule == "exact" else 1 - math.exp(-g * q)
                 if coins[b][i] < leave:
-                    others = [0.0 if v == now else mass for v, mass in enumerate(p)]
-                    target, at = places[b][i] * sum(others), 0.0
-                    row[i] = next(v for v, mass in enumerate(others) if (at := at + mass) > target)
+                    row[i] = inverse([0.0 if v == now else mass for v, mass in enumerate(p)], places[b][i])
+    return x
+
+
+def inverse(weights: list[float], u: float) -> int:
+    """F^-1(u) of the law that is proportional to the weights."""
+    target, at = u * sum(weights), 0.0
+    return next(v for v, mass in enumerate(weights) if (at := at + mass) > target)
+
+
+Conditional = Callable[[list[int]], list[float]]
+"""The logits of the next token of a text, given those before it."""
+
+
+def plain_joint_sample(
+    law: Callable[[list[int], float], Conditional],
+    path: MixturePath,
+    x_0: list[int],
+    *,
+    steps: int,
+    rule: str,
+    noise: Noise,
+    frozen: list[bool],
+    narrowing: Narrowing = (1.0, None, None),
+) -> list[int]:
+    """One text under a posterior that is drawn left to right, by the definition.
+
+    In a step from t to t' a whole text is drawn, x_i = F^-1(u_i | x_<i), what is frozen standing fast. Position i takes
+    its token if it is a candidate: `exact` where its coin is below w = 1 - (1 - kappa') / (1 - kappa); `spaced` in the
+    step in which kappa passes frac(U + i/phi), and after it like `exact`.
+    """
+    x, length = list(x_0), len(x_0)
+    phase, golden = float(noise.uniform(Purpose.PHASE, 1)), (math.sqrt(5) - 1) / 2
+    for n in range(steps):
+        kappa, then = (float(path.schedule.kappa(time)) for time in (n / steps, (n + 1) / steps))
+        w = 1 - (1 - then) / (1 - kappa)
+        coins = noise.uniform(Purpose.COIN, length, n)[0].tolist()
+        places = noise.uniform(Purpose.DESTINATION, length, n)[0].tolist()
+        conditional, text = law(x, n / steps), list[int]()
+        for i, held in enumerate(frozen):
+            text.append(x[i] if held else inverse(narrow(conditional(text), *narrowing), places[i]))
+        for i, held in enumerate(frozen):
+            turn = (phase + i * golden) % 1
+            chosen = coins[i] < w if rule == "exact" or turn < kappa else turn < then
+            x[i] = text[i] if chosen and not held else x[i]
     return x

@@ -1,77 +1,299 @@
-"""Edits that make the code wrong, one at a time: does a test notice?
+"""Edits that make the code wrong, one at a time: does a fast test notice?
 
-    python tools/mutants.py                 # every edit of tests/mutants.toml
-    python tools/mutants.py flow/rule       # those of files whose name holds this
+    python tools/mutants.py                         every edit of tests/mutants.toml
+    python tools/mutants.py flow/rule serve         those of files whose name holds one of these
+    python tools/mutants.py --jobs 2 --again        two at a time; also those whose verdict is known
 
 An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files or folders
-under tests, and pytest's own options. Every edit is tried in a copy of the source, on its fast tests only. An edit that
-no test notices is a survivor.
+under tests, and pytest's own options. It is tried in a copy of the source, on its fast tests, to the first failure; a
+process that has imported torch is forked for it. The test that failed must pass without the edit, else it would
+say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file and its tests are the
+same: a run that was stopped resumes. The tree itself is never written to.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
 import os
+import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, LIST = ROOT / "src" / "fsdfm", ROOT / "tests" / "mutants.toml"
-SECONDS = 900  # an edit that makes a test wait for ever is noticed, too
-_NO_TESTS = 5  # pytest's code where nothing was run
+SOURCE, TESTS, KEPT = ROOT / "src" / "fsdfm", ROOT / "tests", ROOT / ".mutants" / "results.jsonl"
+_ONLY = ("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-x", "-m", "not slow")
+_SAID = {0: "passed", 5: "nothing"}  # by pytest's exit code; 5: no test was run
+_VERDICT = {"passed": "SURVIVED", "failed": "caught", "timeout": "timeout"}
+_OWN = ("fsdfm.cli.training", "fsdfm.run", "fsdfm.peers", "fsdfm.measure.evaluation", "fsdfm.serve.server")
+_NOTICED = ("caught", "timeout")  # an edit that makes a test wait for ever is noticed, too
 
 
-def copied_source(place: Path, file: str, old: str, *, new: str) -> Path:
-    """A source tree in which one text is another; the large files are links."""
-    shutil.copytree(SOURCE, place / "src" / "fsdfm", ignore=shutil.ignore_patterns("assets", "__pycache__"))
-    (place / "src" / "fsdfm" / "assets").symlink_to(SOURCE / "assets")
-    (place / "recipes").symlink_to(ROOT / "recipes")
-    path = place / "src" / "fsdfm" / file
-    text = path.read_text("utf-8")
-    if text.count(old) != 1:
-        raise ValueError(f"{file} holds {old!r} {text.count(old)} times; mend its line in {LIST.name}")
-    path.write_text(text.replace(old, new), "utf-8")
-    return place / "src"
+@dataclass(frozen=True)
+class Edit:
+    """One edit; without a file, a test alone."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old!r} -> {self.new!r}"
+
+    def words(self) -> list[str]:
+        """What pytest is told: paths that exist are taken under tests."""
+        if not self.file:
+            return [self.tests]
+        return [str(TESTS / word) if (TESTS / word).exists() else word for word in shlex.split(self.tests)]
+
+    def key(self) -> str:
+        """Changes with the edit, its file and its tests."""
+        digest = hashlib.sha256(json.dumps(asdict(self)).encode())
+        paths = [SOURCE / self.file] if self.file else []
+        for path in (Path(word.partition("::")[0]) for word in self.words()):
+            paths += sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []
+        for path in paths:
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:24]
 
 
-def verdict(edit: list[str]) -> tuple[str, str]:
-    """caught, SURVIVED or BROKEN, and what the edit was."""
-    file, old, new, tests = edit
-    told = f"{file}: {old!r} -> {new!r}"
-    with tempfile.TemporaryDirectory() as folder:
+@dataclass
+class Copy:
+    """A source tree in which one text at a time is another; the large files are links."""
+
+    place: Path
+    edit: Edit | None = None
+    process: int = 0
+    until: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        shutil.copytree(SOURCE, self.place / "src/fsdfm", ignore=shutil.ignore_patterns("assets", "__pycache__"))
+        (self.place / "src/fsdfm/assets").symlink_to(SOURCE / "assets")
+        (self.place / "recipes").symlink_to(ROOT / "recipes")
+
+    @property
+    def told(self) -> Path:
+        """What the tests print, and behind it the first that failed."""
+        return self.place / "told.txt"
+
+    def start(self, edit: Edit, seconds: float) -> None:
+        """Make the edit and start its tests."""
+        if edit.file:
+            text = (SOURCE / edit.file).read_text("utf-8")
+            if text.count(edit.old) != 1:
+                raise ValueError(f"{edit.file} holds {edit.old!r} {text.count(edit.old)} times; mend its line")
+            (self.place / "src/fsdfm" / edit.file).write_text(text.replace(edit.old, edit.new), "utf-8")
+        self.edit, self.started = edit, time.monotonic()
+        self.until = self.started + seconds
+        self.process = os.fork()
+        if self.process == 0:
+            _run_tests(self.place / "src", self.told, edit.words())
+
+    def poll(self) -> tuple[str, str] | None:
+        """What the tests say and why, once they have ended; None before."""
+        assert self.edit is not None
+        ended, status = os.waitpid(self.process, os.WNOHANG)
+        late = not ended and time.monotonic() > self.until
+        if not ended and not late:
+            return None
+        self.end()
+        if self.edit.file:
+            shutil.copy2(SOURCE / self.edit.file, self.place / "src/fsdfm" / self.edit.file)
+        self.edit = None
+        if late:
+            return "timeout", "its tests did not end"
+        last = (self.told.read_text("utf-8", "replace").strip().splitlines() or [""])[-1]
+        return _SAID.get(os.waitstatus_to_exitcode(status), "failed"), last
+
+    def end(self) -> None:
+        """End the tests and whatever they started."""
+        if self.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.process, 0)
+        self.process = 0
+
+
+class _Witness:
+    """Hears which test fails first."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test, or what it needs, has ended."""
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file was read."""
+        self.pytest_runtest_logreport(report)
+
+
+def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
+    """In a forked process: pytest on this source; does not return."""
+    code = 1
+    try:
+        os.setsid()  # so that it and all it starts are ended together
+        out = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(ROOT)
+        os.environ |= {"PYTHONPATH": f"{source}{os.pathsep}{TESTS}", "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True  # an edit of the same length in the same second would be read from the old one
+        sys.path[:0] = [str(source), str(TESTS)]
+        import pytest
+
+        witness = _Witness()
+        code = int(pytest.main([*_ONLY, *words], plugins=[witness]))
+        sys.stdout.write(f"\n{witness.failed}\n" if witness.failed else "")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@dataclass
+class Verdicts:
+    """What tests said, by the key of the edit, in memory and in a file."""
+
+    file: Path
+    known: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Take what earlier runs found; half a line is the end of one that was killed."""
+        lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError):
+                record = json.loads(line)
+                self.known[record["key"]] = (record["said"], record["why"])
+
+    def add(self, edit: Edit, found: tuple[str, str], seconds: float) -> None:
+        """Note what the tests of an edit said."""
+        key = edit.key()
+        self.known[key] = found
+        line = {"key": key, "said": found[0], "why": found[1], "seconds": round(seconds, 1), **asdict(edit)}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def witness(self, edit: Edit) -> Edit | None:
+        """The test that failed because of an edit, to be run without it."""
+        said, why = self.known.get(edit.key(), ("", ""))
+        return Edit("", "", "", why) if edit.file and said == "failed" else None
+
+    def of(self, edit: Edit) -> tuple[str, str] | None:
+        """caught, timeout, SURVIVED or BROKEN, and why; None: not known yet."""
+        if (found := self.known.get(edit.key())) is None:
+            return None
+        if (witness := self.witness(edit)) is not None and self.known.get(witness.key(), found)[0] != "passed":
+            return "BROKEN", f"{found[1]} fails without the edit, too"
+        return _VERDICT.get(found[0], "BROKEN"), found[1]
+
+
+def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
+    """Run what is not known yet: the tests with each edit, and those that failed without it."""
+    waiting = [edit for edit in edits if edit.key() not in verdicts.known]
+    waiting += [w for edit in edits if (w := verdicts.witness(edit)) is not None and w.key() not in verdicts.known]
+    while waiting or any(copy.edit for copy in copies):
+        for copy in copies:
+            if copy.edit is not None:
+                edit, found = copy.edit, copy.poll()
+                if found is not None:
+                    verdicts.add(edit, found, time.monotonic() - copy.started)
+                    _show(verdicts, edit, len(waiting))
+                    witness = verdicts.witness(edit)
+                    if witness is not None and witness.key() not in verdicts.known:
+                        waiting.insert(0, witness)
+            if copy.edit is None and waiting:
+                _begin(copy, waiting.pop(0), verdicts, seconds=seconds)
+        time.sleep(0.05)
+
+
+def _begin(copy: Copy, edit: Edit, verdicts: Verdicts, *, seconds: float) -> None:
+    try:
+        copy.start(edit, seconds)
+    except (OSError, ValueError) as error:
+        verdicts.known[edit.key()] = ("broken", str(error))
+
+
+def _show(verdicts: Verdicts, edit: Edit, left: int) -> None:
+    said, why = verdicts.known[edit.key()]
+    sys.stdout.write(f"{left:4d} left  {said:8s} {edit if edit.file else 'alone'}  {why}\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _copies(count: int) -> Iterator[list[Copy]]:
+    """Source trees; at the end nothing of them is left, nor of what runs in them."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        copies = [Copy(Path(place) / str(number)) for number in range(count)]
         try:
-            source = copied_source(Path(folder), file, old, new=new)
-        except (OSError, ValueError) as error:
-            return "BROKEN", str(error)
-        paths = [str(ROOT / "tests" / word) if (ROOT / "tests" / word).exists() else word for word in tests.split()]
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x", "-m", "not slow", *paths]
-        environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return "caught", told
-    if done.returncode == _NO_TESTS:
-        return "BROKEN", f"{told}: no test was run"
-    return ("SURVIVED" if done.returncode == 0 else "caught"), told
+            yield copies
+        finally:
+            for copy in copies:
+                copy.end()
 
 
-def main(part: str = "") -> int:
-    """Try the edits, several at once; 1 where one survives."""
-    edits = [edit for edit in tomllib.loads(LIST.read_text("utf-8"))["mutants"] if part in edit[0]]
-    counts = {"caught": 0, "SURVIVED": 0, "BROKEN": 0}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for word, told in pool.map(verdict, edits):
-            counts[word] += 1
-            if word != "caught":
-                sys.stdout.write(f"{word}: {told}\n")
-                sys.stdout.flush()
-    sys.stdout.write(f"{counts['caught']} of {len(edits)} edits are noticed by the fast tests\n")
-    return int(counts["caught"] < len(edits))
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", help="only files whose name holds one of these")
+    parser.add_argument("--list", type=Path, default=TESTS / "mutants.toml", help="the edits")
+    parser.add_argument("--results", type=Path, default=KEPT, help="where verdicts are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="edits at a time")
+    parser.add_argument("--seconds", type=float, default=600, help="for one edit's tests")
+    parser.add_argument("--again", action="store_true", help="also edits whose verdict is known")
+    return parser.parse_args()
+
+
+def _import_once() -> None:
+    """Import what every test needs and what takes seconds, other people's packages: forked processes have it."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    sys.path.insert(0, str(SOURCE.parent))
+    for name in ("pytest", "hypothesis.strategies", *_OWN):
+        with contextlib.suppress(ImportError):  # an optional package is missing: its tests are skipped
+            importlib.import_module(name)
+    sys.path.remove(str(SOURCE.parent))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fsdfm"]:
+        del sys.modules[name]  # which each takes from its own copy
+
+
+def main() -> int:
+    """Try the edits; 1 where one is not noticed."""
+    asked = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with us
+    edits = [Edit(*line) for line in tomllib.loads(asked.list.read_text("utf-8"))["mutants"]]
+    edits = [edit for edit in edits if not asked.parts or any(part in edit.file for part in asked.parts)]
+    verdicts = Verdicts(asked.results)
+    if not asked.again:
+        verdicts.read()
+    _import_once()
+    with _copies(asked.jobs) as copies:
+        try_all(edits, verdicts, copies, seconds=asked.seconds)
+    found = {edit: verdicts.of(edit) or ("BROKEN", "its tests were not run") for edit in edits}
+    for edit, (verdict, why) in found.items():
+        if verdict not in _NOTICED:
+            sys.stdout.write(f"{verdict}: {edit}\n    {why}\n")
+    noticed = sum(verdict in _NOTICED for verdict, _ in found.values())
+    sys.stdout.write(f"{noticed} of {len(edits)} edits are noticed by the fast tests\n")
+    return int(noticed < len(edits))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main())

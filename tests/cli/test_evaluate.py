@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import signal
 import sys
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app, main
+from fsdfm.files import InUseError, lock
 from fsdfm.measure.evaluation import parse_steps
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.quality.terminal import print_tables
@@ -95,12 +97,46 @@ def test_a_table_on_standard_output_and_a_result_file(files, tmp_path):
         **{key: record["data"][key] for key in ("held_out_sha256", "training_sha256")},
     }
     assert {"seed", "num_samples", "commit", "versions", "started", "seconds", "dtype", "device"} <= set(record)
+    assert record["dtype"] == "float32"
     assert str(tmp_path) not in out.read_text()
     before = out.read_bytes()
     again = run(*arguments(files, "--steps", "1,2", "--json", str(out), "--training", str(files / "held.txt")))
     assert "2 rows there already" in again.stderr
     assert out.read_bytes() == before
     assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize("option", ["--json", "--samples"])
+def test_two_evaluations_never_write_one_file(files, tmp_path, option):
+    """The second is refused at once, in a sentence that names the first, and leaves the file as it is."""
+    out = tmp_path / "a.out"
+    words = arguments(files, "--steps", "1", "--metrics", "perplexity", "--no-controls", option, str(out))
+    with lock(out, beside=True):
+        done = runner.invoke(app, words)
+        assert isinstance(done.exception, InUseError)
+        assert f"process {os.getpid()}" in str(done.exception)
+        assert not out.exists()
+    assert run(*words).exit_code == 0
+    assert out.exists()
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_an_evaluation_keeps_others_out_while_it_writes(files, tmp_path, monkeypatch):
+    """The lock is held when results are saved, of the result file and of the samples."""
+    import fsdfm.measure.evaluation as composition
+
+    out, samples, held = tmp_path / "a.json", tmp_path / "s.jsonl", []
+
+    def save(evaluation, file):
+        for path in (out, samples):
+            with pytest.raises(InUseError), lock(path, beside=True):
+                pass
+            held.append(path)
+
+    monkeypatch.setattr(composition, "save_evaluation", save)
+    more = ("--steps", "1", "--metrics", "perplexity", "--no-controls", "--json", str(out), "--samples", str(samples))
+    assert run(*arguments(files, *more)).exit_code == 0
+    assert held
 
 
 def test_interrupted_it_says_so_and_goes_on(files, tmp_path, monkeypatch):

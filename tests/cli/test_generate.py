@@ -56,11 +56,12 @@ def test_repair_reports_what_it_did(model):
     done = run(model, "repair", "a damaged text", "--damaged", "2:9", "--steps", "2", "--start", "0")
     assert done.stdout.startswith("a ")
     assert done.stdout.endswith(" text\n")
-    assert "of 14 tokens replaced" in done.stderr
+    assert "of 14 tokens replaced, 7 damaged" in done.stderr
     done = run(model, "repair", "a damaged text", "--corrupt", "0.5", "--steps", "2", "--start", "0")
     assert "of the 7 corrupted tokens recovered" in done.stderr
     done = run(model, "repair", "a damaged text", "--corrupt", "0.5", "--blind", "--steps", "2", "--start", "0")
-    assert "10 network calls" in done.stderr
+    assert "1 network calls" in done.stderr  # a network of random weights finds nothing odd
+    assert "0 of 14 tokens replaced, 0 damaged" in done.stderr
 
 
 def test_the_file_says_the_format(model, tmp_path):

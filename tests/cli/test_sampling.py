@@ -85,3 +85,9 @@ def test_advice_that_nobody_could_follow_is_refused(words):
 def test_advice_of_the_wrong_kind_is_refused():
     with pytest.raises(ValueError, match="for every budget"):
         check_advice({"temperature": 0.9})
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "8", True])
+def test_advised_steps_must_be_possible(steps):
+    with pytest.raises(ValueError, match="steps"):
+        check_advice({"steps": steps})

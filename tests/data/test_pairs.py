@@ -132,3 +132,9 @@ def test_two_writers_of_one_folder_do_not_meet(tmp_path):
         PairWriter(tmp_path, PairHeader(length=9, vocab_size=50, about={}))
     with PairWriter(tmp_path, HEADER) as writer:  # a refusal gives the lock back
         assert writer.count == 2
+
+
+@pytest.mark.parametrize(("vocab_size", "size"), [(2**16 - 1, 2), (2**16, 2), (2**16 + 1, 4)])
+def test_tokens_take_as_many_bytes_as_they_need(vocab_size, size):
+    header = PairHeader(length=4, vocab_size=vocab_size, about={})
+    assert header.dtype.itemsize == size

@@ -272,3 +272,15 @@ def test_a_tokenizer_file_is_plain_bounded_and_shallow(tmp_path, monkeypatch):
     record = json.loads(Tokenizer.bytes().definition)
     with pytest.raises(ValueError, match="allowed are < 16777216"):
         Tokenizer(changed(model={**record["model"], "vocab": {**record["model"]["vocab"], "far": 2**31}}))
+
+
+def test_a_definition_is_readable_text(trained: Tokenizer) -> None:
+    """Characters stand in it as themselves: its hash, by which corpora and checkpoints know it, depends on that."""
+    assert "\u0120" in trained.definition  # the letter for a space
+    assert "\\u0120" not in trained.definition
+
+
+@pytest.mark.parametrize("spec", ["bpe", "bpe:", "bpe:many", "llama:300", "bpe:-3"])
+def test_half_a_name_is_no_tokenizer(spec: str, sentences: list[str]) -> None:
+    with pytest.raises(ValueError, match="allowed are bytes, gpt2, bpe:SIZE"):
+        make_tokenizer(spec, sentences)

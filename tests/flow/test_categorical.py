@@ -157,6 +157,7 @@ class TestFilter:
 
     def test_temperature(self):
         assert self.probs(Filter(0.5)) == pytest.approx([p**2 / 0.325 for p in (0.5, 0.2, 0.15, 0.1, 0.05)], rel=1e-5)
+        assert self.probs(Filter(1e-320)) == [1, 0, 0, 0, 0]  # 0 in float32: still the likeliest token, never 0 / 0
 
     def test_top_k(self):
         assert self.probs(Filter(top_k=2)) == pytest.approx([5 / 7, 2 / 7, 0, 0, 0])

@@ -1,11 +1,21 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from worlds import SCHEDULES, world
 
 from fsdfm.flow import ExactDenoiser
 from fsdfm.flow.exact import all_states
-from fsdfm.generate import LanguageModel, consistent_time, expected_agreement
-from fsdfm.generate.blind import HALVINGS
+from fsdfm.generate import (
+    FALSE_ALARMS,
+    LanguageModel,
+    consistent_time,
+    expected_agreement,
+    find_damage,
+    leave_one_out,
+    load,
+)
+from fsdfm.generate.blind import HALVINGS, SLOPE, UPPER
 from tiny_models import random_bundle, unigram_world
 
 
@@ -27,18 +37,89 @@ def test_the_posterior_of_the_shown_token_averages_to_the_expected_agreement(sou
     assert mean == pytest.approx(float(expected_agreement(path, torch.tensor(t, dtype=torch.float64))), abs=1e-9)
 
 
+@pytest.mark.parametrize("source", ["uniform", "mixture"])
+@pytest.mark.parametrize("t", [0.2, 0.6, 0.9])
+def test_the_evidence_is_the_law_of_a_place_given_all_others(source, t):
+    """Against q_i(x) computed from the joint law of (X_1^i, X_t^-i), without Bayes' rule."""
+    path, p_1 = world(source, SCHEDULES[0], vocab=3, length=3)
+    size, kappa = path.source.vocab_size, float(path.schedule.kappa(torch.tensor(t, dtype=torch.float64)))
+    states = all_states(size, 3)
+    p_0 = path.source.probabilities().double()
+    exact = ExactDenoiser(path, p_1=p_1)
+    real = states[(exact.marginal(t).flatten() > 0) & (states < 3).all(-1)]
+    p = torch.softmax(exact(real, torch.full((len(real),), t, dtype=torch.float64)), -1)
+    shown = p.gather(-1, real[..., None])[..., 0]
+    scores = leave_one_out(path, torch.logit(shown), real, kappa=kappa)
+    whole, mass = all_states(p_1.shape[0], 3), p_1.flatten().double()
+    for row, score in zip(real, scores, strict=True):
+        for i in range(3):
+            others = [j for j in range(3) if j != i]
+            seen = torch.stack([kappa * (whole[:, j] == row[j]) + (1 - kappa) * p_0[row[j]] for j in others]).prod(0)
+            q = (mass * seen)[whole[:, i] == row[i]].sum() / (mass * seen).sum()
+            assert float(torch.sigmoid(score[i])) == pytest.approx(float(q), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
+def test_a_true_law_gives_no_more_false_alarms_than_allowed(sharpness):
+    generator = torch.Generator().manual_seed(0)
+    q = torch.softmax(sharpness * torch.randn(400, 64, generator=generator, dtype=torch.float64), -1)
+    tokens = torch.multinomial(q, 500, replacement=True, generator=generator)
+    scores = torch.logit(q.gather(-1, tokens)).T
+    wrong = find_damage(scores, torch.ones_like(scores, dtype=torch.bool), 64)
+    assert float(wrong.double().mean()) <= FALSE_ALARMS
+
+
+def test_the_limit_follows_a_text_that_is_unlikely_all_over():
+    limit = torch.tensor(FALSE_ALARMS / 64).log()
+    likely = torch.cat([torch.linspace(0, 3, 99), limit[None] - 1])[None]
+    free = torch.ones_like(likely, dtype=torch.bool)
+    assert find_damage(likely, free, 64).nonzero().tolist() == [[0, 99]]
+    low = likely - 6  # the limit falls by more
+    assert not find_damage(low, free, 64).any()
+    upper = float(low.quantile(UPPER))
+    odd = torch.where(torch.arange(100) == 5, limit + SLOPE * upper - 1, low)
+    assert find_damage(odd, free, 64).nonzero().tolist() == [[0, 5]]
+    assert not find_damage(odd, free & (torch.arange(100) != 5), 64).any()  # what is given is never called wrong
+
+
 @pytest.mark.parametrize("exponent", [1.0, 2.0])
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
-def test_the_time_of_a_damaged_text_is_found(exponent, share):
+def test_what_is_wrong_is_found_and_the_rest_stands(exponent):
     bundle, p_1 = unigram_world(exponent)
-    generator = torch.Generator().manual_seed(1)
-    letters = torch.multinomial(p_1, 500, replacement=True, generator=generator)
     lm = LanguageModel(bundle)
-    damaged = lm.corrupt(bytes(letters.clamp(max=127).tolist()).decode(), share, seed=3)
-    result = lm.repair(damaged.tokens, steps=2)
-    # 500 letters, 13 of them likely: the standard error of kappa is about 0.02
-    assert float(bundle.path.schedule.kappa(result.start)) == pytest.approx(1 - share, abs=0.06)
-    assert result.calls == HALVINGS + 1 + 2
+    likely = torch.topk(p_1, 4).indices.tolist()
+    impossible = int(p_1.argmin())
+    tokens = (likely * 10)[:37]
+    tokens[5] = tokens[20] = impossible
+    result = lm.repair(tokens, steps=2)
+    assert [place for place, mark in enumerate(result.marked) if mark] == [5, 20]
+    assert all(result.tokens[place] == tokens[place] for place in range(37) if place not in (5, 20))
+    assert result.calls == 1 + 2
+    clean = lm.repair((likely * 10)[:37], steps=2)
+    assert clean.tokens == tuple((likely * 10)[:37])
+    assert (clean.calls, clean.start, clean.blocks, sum(clean.changes)) == (1, 1.0, 1, 0)
+
+
+def test_a_clean_text_and_a_damaged_one_share_a_batch_and_a_stream():
+    bundle, p_1 = unigram_world()
+    lm = LanguageModel(bundle)
+    good = torch.topk(p_1, 4).indices.tolist() * 8
+    bad = [*good]
+    bad[3] = int(p_1.argmin())
+    requests = [lm.encoder.damaged(tokens) for tokens in (good, bad)]
+    together = lm.run(requests, steps=2)
+    assert [result.tokens for result in together] == [lm.repair(tokens, steps=2).tokens for tokens in (good, bad)]
+    stream = lm.stream(requests[0], steps=2)
+    assert [state.tokens for state in stream] == [tuple(good)]
+    assert stream.result.tokens == tuple(good)
+
+
+@pytest.mark.parametrize("name", ["parent", "fewstep"])
+def test_the_models_that_ship_leave_a_clean_sentence_alone(name):
+    lm = load(name, threads=1)
+    text = "The cat sat on the mat."
+    result = lm.repair(text)
+    assert result.text == text
+    assert not any(result.marked)
 
 
 def search(agreement, path, num_tokens):
@@ -68,13 +149,19 @@ def test_bisection_finds_the_crossing_of_every_row():
     assert (found - crossing).abs().max() < 2**-HALVINGS
 
 
-def test_an_earlier_start_is_a_renoised_text():
-    bundle, _ = unigram_world()
+def test_a_draft_has_the_time_of_its_damage_and_an_earlier_start_renoises_it():
+    bundle, p_1 = unigram_world()
     lm = LanguageModel(bundle)
-    text = "ten sees" * 40
-    states = lm.repair(text, steps=1, start=0.2, keep_states=True).states
-    kept = sum(a == b for a, b in zip(states[0].tokens, lm.checkpoint.tokenizer.encode(text), strict=True)) / len(text)
-    assert kept == pytest.approx(0.2, abs=0.08)
+    letters = torch.multinomial(p_1, 500, replacement=True, generator=torch.Generator().manual_seed(1))
+    damaged = lm.corrupt(bytes(letters.clamp(max=127).tolist()).decode(), 0.3, seed=3)
+    draft = replace(lm.encoder.damaged(damaged.tokens), blind=False, draft=True)
+    result = lm.run([draft], steps=2)[0]
+    # 500 letters, 13 of them likely: the standard error of kappa is about 0.02
+    assert float(bundle.path.schedule.kappa(result.start)) == pytest.approx(0.7, abs=0.06)
+    assert result.calls == HALVINGS + 1 + 2
+    states = lm.run([draft], steps=1, start=0.2, keep_states=True)[0].states
+    kept = sum(a == b for a, b in zip(states[0].tokens, damaged.tokens, strict=True)) / 500
+    assert kept == pytest.approx(0.2 / 0.7, abs=0.08)
     assert states[0].t == 0.2
 
 

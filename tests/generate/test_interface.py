@@ -1,5 +1,8 @@
 """What a Python user meets: lists, names of options, wrong types, threads, precision."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,6 +62,33 @@ def test_threads_share_a_model(lm):
     assert together == alone
 
 
+FORKING = """
+import os, signal, sys
+import torch
+import fsdfm
+torch.set_num_threads(2)
+lm = fsdfm.load(sys.argv[1], device="cpu", threads=2)
+torch.rand(2000, 200) @ torch.rand(200, 2000)  # OpenMP has its threads now
+told = lm.generate("Once", steps=2).tokens
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)
+    torch.rand(2000, 200) @ torch.rand(200, 2000)
+    os.write(write, b"same" if lm.generate("Once", steps=2).tokens == told else b"other")
+    os._exit(0)
+os.close(write)
+assert (os.read(read, 9), os.waitpid(child, 0)[1]) == (b"same", 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_of_a_fork_writes_the_same_text(tmp_path):
+    folder = save_model(tmp_path / "model", random_bundle())
+    done = subprocess.run([sys.executable, "-c", FORKING, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_takes_bfloat16_where_the_cpu_has_it_and_bfloat16_warns_where_not(tmp_path, monkeypatch, fast):
     folder = save_model(tmp_path / "model", random_bundle())
@@ -75,3 +105,50 @@ def test_a_picture_without_matplotlib_fails_before_the_work(tmp_path, monkeypatc
     with pytest.raises(ValueError, match="pip install"):
         Output(None, tmp_path / "x.png", num=1, states=False)
     assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", [0.9]),
+        ("final_temperature", "cold"),
+        ("top_p", "0.9"),
+        ("top_p", {}),
+        ("top_k", 2.5),
+        ("steps", "8"),
+        ("seed", "one"),
+        ("seed", 1.5),
+        ("jump", 3),
+        ("grid", 8),
+        ("start", "now"),
+        ("keep_states", "yes"),
+        ("length", "long"),
+        ("num", "many"),
+        ("suffix", 5),
+        ("begin", 5),
+    ],
+)
+def test_a_wrong_type_of_an_option_is_a_sentence(lm, option, value):
+    with pytest.raises(ValueError, match=option):
+        lm.generate("Once", **{option: value})
+
+
+@pytest.mark.parametrize("damaged", [5, "abc", [0.5], [(1,)], [None], [("a", "b")], [(0, 1, 2)], {}])
+def test_wrong_damage_is_a_sentence(lm, damaged):
+    with pytest.raises(ValueError, match="damaged"):
+        lm.repair("a damaged text", damaged)
+
+
+@pytest.mark.parametrize("text", [5, None, [1.5], ["a", 1], b"bytes"])
+def test_a_wrong_text_to_repair_is_a_sentence(lm, text):
+    with pytest.raises(ValueError, match="text|token"):
+        lm.repair(text)
+
+
+def test_progress_is_told_of_every_step(lm):
+    told = []
+    lm.run([lm.encoder.continuation("Once", None, length=60)], steps=2, progress=lambda *each: told.append(each))
+    blocks = told[-1][1]
+    assert blocks > 1
+    assert told == [(block, blocks) for block in range(1, blocks + 1) for _ in range(3)]

@@ -8,9 +8,12 @@ from itertools import pairwise
 
 import pytest
 
+from fsdfm.checkpoint.folder import _LONGEST
 from fsdfm.data import Tokenizer
+from fsdfm.generate import LanguageModel
 from fsdfm.generate.request import PromptEncoder, longest_text
 from fsdfm.generate.result import pieces_of
+from tiny_models import random_bundle
 
 BYTES = Tokenizer.bytes()
 
@@ -33,8 +36,34 @@ def test_gaps_are_counted_before_they_are_made():
     refused(lambda: encoder().gaps("x" + "[[999999]]" * 400), "tokens are too many; at most 4112 are possible")
 
 
-def test_a_length_is_checked_before_it_is_made():
-    refused(lambda: encoder().continuation("x", None, length=10**8), "100000000 tokens are too many")
+@pytest.mark.parametrize("length", [10**8, 10**9, 10**30])
+def test_a_length_is_checked_before_it_is_made(length):
+    refused(lambda: encoder().continuation("x", None, length=length), f"{length} tokens are too many")
+
+
+def test_what_is_too_long_never_reaches_the_sampler(monkeypatch):
+    """Tensors are no business of tracemalloc: no run is begun, in which they would be made."""
+    lm = LanguageModel(random_bundle(length=32))
+    monkeypatch.setattr("fsdfm.generate.model.GenerationRun", lambda *_, **__: pytest.fail("begun"))
+    for call in (
+        lambda: lm.generate("x", length=10**9),
+        lambda: lm.generate(length=10**9, num=3),
+        lambda: lm.stream("x", length=10**9),
+        lambda: lm.infill("x[[999999]]"),
+        lambda: lm.infill("x" + "[[4000]]" * 500),
+        lambda: lm.repair([1] * 10**5),
+    ):
+        refused(call, "tokens are too many")
+
+
+def test_a_checkpoint_of_the_greatest_length_takes_no_memory_by_itself():
+    """Its length is a number that a stranger wrote: nothing is made of that size before it is asked for."""
+    tracemalloc.start()
+    asked = encoder(_LONGEST)
+    assert asked.most > 10**6
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 2**20
 
 
 @pytest.mark.parametrize("length", [float("inf"), 2.0, "3", None, 0, True])

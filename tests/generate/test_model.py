@@ -10,7 +10,7 @@ from fsdfm.checkpoint import save_model
 from fsdfm.flow import RULES, Grid, Independent, Jump, MixturePath, PolynomialSchedule, sample
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
-from fsdfm.generate.run import cut_blocks
+from fsdfm.generate.run import GenerationRun, cut_blocks
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig
 from tiny_models import BYTES, SOURCES, known_bundle, random_bundle, wants
@@ -299,6 +299,52 @@ def test_too_long_a_text_is_refused():
     lm = LanguageModel(random_bundle(length=4))
     with pytest.raises(ValueError, match="at most 514 are possible"):
         lm.generate(length=10_000)
+
+
+def test_corruption_chooses_places_and_tokens_independently(lm):
+    """The tokens know nothing of why their places were chosen: half are of the vocabulary's upper half."""
+    text = "abcdefghij" * 30
+    corruption = lm.corrupt(text, 0.1, seed=1)
+    put = [token for token, damaged in zip(corruption.tokens, corruption.damaged, strict=True) if damaged]
+    assert len(put) == 30
+    assert 8 <= sum(token > 128 for token in put) <= 22
+
+
+def test_there_may_be_room_for_a_single_token(lm):
+    request = lm.encoder.continuation("abc", "de", length=7)  # with the one that begins the document
+    assert request.frozen.count(False) == 1
+    with pytest.raises(ValueError, match="leaves no room in a length of 6"):
+        lm.encoder.continuation("abc", "de", length=6)
+
+
+def test_who_looks_on_is_told_the_places_in_the_text():
+    """Of later blocks, too, which begin with a token that is no part of the text."""
+    lm = LanguageModel(random_bundle(length=16, bos_id=256))
+    request = lm.encoder.continuation("ab", None, length=40)
+    seen: list[tuple[int, int]] = []
+    run = GenerationRun(
+        lm.checkpoint,
+        lm.network,
+        [request],
+        config=lm.sampler_config(steps=1),
+        observe=lambda logits, where: seen.extend((len(logits), place) for place in where.position.tolist()),
+    )
+    for _ in run.run():
+        pass
+    assert len(run.blocks) > 2
+    places = [place for _, place in seen]
+    assert places == [place for place, fixed in enumerate(request.frozen) if not fixed][: len(places)]
+    assert max(places) > 16
+
+
+def test_a_draft_is_read_at_the_finest_step_or_at_the_models_own():
+    """h of the calls that find a draft's time: that of a plain posterior, and never beyond t = 1."""
+    for budgets, finest in ((None, 2.0**-10), ((1, 4), 0.25)):
+        bundle = known_bundle(lambda x_t, t: torch.zeros(*x_t.shape, 257), budgets=budgets)
+        LanguageModel(bundle).repair("some words that may be wrong", steps=1)
+        told = bundle.model.told[:-1]
+        assert len(told) > 3
+        assert all(h == min(finest, 1 - t) for t, h in told)
 
 
 def test_corruption_and_recovery(lm):

@@ -70,7 +70,9 @@ def test_given_and_padded_positions_are_left_out():
     model.trunk = lambda x_t, t, h, trunk=model.trunk: (seen.append(x_t), trunk(x_t, t, h))[1]
     outcome, _ = gradients(PathObjective(path), model, TrainingBatch(plain.x_1, given=given, real=real), noise)
     assert torch.equal(seen[0][:, 0], plain.x_1[:, 0])
-    assert float(outcome.loss.detach()) > 0
+    scalar = path.schedule.mean_scalar(outcome.t, outcome.t + outcome.h)
+    expected = path_loss(model(seen[0], outcome.t, outcome.h), plain.x_1, seen[0], scalar=scalar)
+    assert torch.allclose(outcome.loss, expected[:, 1:4].mean(), rtol=1e-5)  # the mean over the three that are scored
     nothing, _ = gradients(PathObjective(path), model, TrainingBatch(plain.x_1, real=~real & real), noise)
     assert float(nothing.loss.detach()) == 0
 
@@ -184,3 +186,9 @@ def test_the_mean_is_over_all_scored_positions_not_the_movable_ones():
     assert bool(masked.any())
     assert not bool(masked.all())
     assert torch.allclose(outcome.loss, torch.where(masked, nll, 0.0).sum(1).mean() / LENGTH, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"smallest_h": -31}, {"smallest_h": 1}, {"spaced_share": 1.5}], ids=str)
+def test_keys_out_of_range_are_errors(wrong):
+    with pytest.raises(ValueError, match="allowed are"):
+        path_module.PathConfig(**wrong)

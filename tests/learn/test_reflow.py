@@ -2,8 +2,8 @@ import pytest
 import torch
 from networks import MixerNet
 
-from fsdfm.flow import Filter, Grid, MixturePath, UniformSource
-from fsdfm.learn.reflow import DRAWS, Reflow, couple
+from fsdfm.flow import ExactDenoiser, Filter, Grid, MaskSource, MixturePath, UniformSource
+from fsdfm.learn.reflow import DRAWS, Perturbed, Reflow, couple
 from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 
 
@@ -69,3 +69,39 @@ def test_tied_draws_keep_their_promises():
 def test_nothing_to_do_is_an_error():
     with pytest.raises(ValueError, match="1 or more"):
         fill(Memory(), 0)
+
+
+def test_timed_pairs_begin_on_the_path_at_their_times_and_end_in_the_data():
+    """With the exact network (x_t, x_1) has the law of the path: P(x_t = x_1) = kappa + (1 - kappa) p_0."""
+    size, count = 3, 4000
+    p_1 = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    path = MixturePath(UniformSource(size))
+    exact = ExactDenoiser(path, p_1=p_1)
+    real = torch.multinomial(p_1, count, replacement=True, generator=torch.Generator().manual_seed(0))[:, None]
+    maker = Perturbed(
+        *(exact, path, lambda samples: real[list(samples)]),
+        *(lambda samples: torch.full((len(samples),), 0.5, dtype=torch.float64), 2),
+    )
+    x_t, x_1 = maker.pairs(range(count))
+    share = x_1[:, 0].bincount(minlength=size) / count
+    assert torch.allclose(share.double(), p_1, atol=0.03)
+    assert float((x_t == x_1).double().mean()) == pytest.approx(0.5 + 0.5 / 3, abs=0.03)
+    again = maker.pairs(range(7, 9))
+    assert torch.equal(again[0], x_t[7:9])
+    assert torch.equal(again[1], x_1[7:9])
+
+
+def test_timed_pairs_of_a_mask_source_keep_what_is_shown():
+    path = MixturePath(MaskSource(9))
+    text = torch.arange(6).expand(20, 6)
+    maker = Perturbed(
+        *(MixerNet(9), path, lambda samples: text[list(samples)]),
+        *(lambda samples: torch.linspace(0.1, 0.9, len(samples), dtype=torch.float64), 3),
+        first_token=True,
+    )
+    x_t, x_1 = maker.pairs(range(20))
+    assert bool((x_t[:, 0] == 0).all())
+    shown = x_t != 8
+    assert torch.equal(x_1[shown], text[shown])
+    assert int(shown[10:].sum()) > int(shown[:10].sum())
+    assert not bool((x_1 == 8).any())

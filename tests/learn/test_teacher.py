@@ -5,7 +5,7 @@ from worlds import world
 
 from fsdfm.flow import ExactJump, MaskSource, MixturePath, PolynomialSchedule, SingleJump, UniformSource
 from fsdfm.flow.exact import all_states, transition_matrix
-from fsdfm.learn.teacher import TABLEAUS, ShortcutTeacher, Stage, Tableau, chained_weights
+from fsdfm.learn.teacher import TABLEAUS, ShortcutConfig, ShortcutTeacher, Stage, Tableau, chained_weights
 from fsdfm.noise import Noise
 
 VOCAB, LENGTH = 7, 5
@@ -169,3 +169,22 @@ def test_every_stage_has_noise_of_its_own():
     teacher.target(model, path, path.source.sample(noise, LENGTH), t=0 * whole, h=whole, noise=noise)
     _, (one, *_), (two, *_) = model.asked
     assert float((one == two).double().mean()) < 0.5
+
+
+@pytest.mark.parametrize("from_h", [-0.1, 1.01, 2.0])
+def test_the_teachers_range_is_of_step_sizes(from_h):
+    with pytest.raises(ValueError, match="allowed are step sizes 0 <= from_h <= 1"):
+        ShortcutConfig(from_h=from_h)
+
+
+def test_a_forbidden_token_has_no_part_in_a_target():
+    """log p is that of the others, and -inf there, for a mean of logits and for one of probabilities."""
+    model, path = MixerNet(5), MixturePath(MaskSource(5))
+    x_t = torch.full((2, 4), 4)
+    h = torch.full((2,), 0.5, dtype=torch.float64)
+    for name in ("rk2", "chained"):
+        teacher = ShortcutTeacher(TABLEAUS[name])
+        target = teacher.target(model, path, x_t, t=torch.zeros_like(h), h=h, noise=Noise(0, range(2)))
+        log_p = target.log_probs(slice(None), forbidden=4)
+        assert bool((log_p[:, 4] == -torch.inf).all())
+        assert torch.allclose(log_p[:, :4].exp().sum(-1), torch.ones(8), atol=1e-5)

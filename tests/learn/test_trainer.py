@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 from dataclasses import replace
 
@@ -85,6 +86,57 @@ def test_a_resumed_run_is_the_same_run(objective, accumulate):
     assert (resumed.training_step, resumed.next_sample) == (12, 96) == (whole.training_step, whole.next_sample)
     assert_same(whole, resumed)
     assert resumed.alarm.reference == whole.alarm.reference
+
+
+@pytest.mark.parametrize("stop", [4, 5, 6])
+def test_a_resumed_run_reports_over_all_steps(stop):
+    """Sums since the last report are part of the state: the report after a resume is that of the run in one piece."""
+    whole, parts = [], []
+    trainer = make("fewstep", accumulate=2)
+    trainer.hooks = Hooks(report=whole.append)
+    trainer.fit()
+    begun = make("fewstep", accumulate=2)
+    begun.hooks = Hooks(report=parts.append)
+    begun.fit(lambda: begun.training_step == stop)
+    resumed = make("fewstep", accumulate=2)
+    resumed.hooks = Hooks(report=parts.append)
+    state = json.loads(json.dumps(begun.state().numbers))
+    resumed.load(TrainingState(begun.state().tensors, state))
+    resumed.ema.module.load_state_dict(begun.ema.module.state_dict())
+    resumed.fit()
+    assert [report.averaged for report in parts] == [3, 3, 3, 3] == [report.averaged for report in whole]
+    for one, other in zip(whole, parts, strict=True):
+        timeless = [r.to_json() | {"tokens_per_second": 0, "seconds_left": 0} for r in (one, other)]
+        cells = [r.pop("loss_by_h_t") for r in timeless]
+        assert timeless[0] == pytest.approx(timeless[1], rel=1e-9)
+        assert cells[0].keys() == cells[1].keys()
+        assert all(cells[0][h] == pytest.approx(cells[1][h], rel=1e-9) for h in cells[0])
+
+
+def test_sums_of_a_state_are_taken_up_once_by_all_processes():
+    """Each process adds its own afterwards: what all said together must not be counted by every one of them."""
+    record = make("fewstep")
+    record.fit(lambda: record.training_step == 5)
+    sums = record.state().numbers["since_report"]
+    first, second = Tally.from_json(sums), Tally.from_json(sums, whole=False)
+    assert first.steps == second.steps == sums["steps"] == 2
+    first.take(second)
+    assert first.to_json() == sums
+
+
+@pytest.mark.parametrize("wrong", [[], {}, {"steps": 1}, {"cells": [[1]]}, {"means": [1]}], ids=str)
+def test_sums_that_make_no_sense_are_an_error(wrong):
+    good = Tally().to_json()
+    with pytest.raises(ValueError, match="start a new run"):
+        Tally.from_json(good | wrong if wrong and "steps" not in wrong else wrong)
+
+
+def test_a_state_of_an_earlier_version_has_no_sums():
+    trainer = make()
+    state = trainer.state()
+    del state.numbers["since_report"]
+    trainer.load(state)
+    assert trainer.fit()
 
 
 def test_accumulation_changes_no_gradient():

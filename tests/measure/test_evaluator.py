@@ -13,6 +13,7 @@ from fsdfm.checkpoint import Checkpoint
 from fsdfm.generate import LanguageModel, SamplerConfig
 from fsdfm.measure.alternative import Alternative
 from fsdfm.measure.archive import Archive
+from fsdfm.measure.evaluation import _largest_common
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
@@ -443,3 +444,11 @@ def test_samples_behind_a_hole_are_not_taken_for_earlier_ones(tmp_path):
     archive.file.write_bytes(last + b'{"kind": "text", "st')
     Archive.create(tmp_path / "a.jsonl", {}, [])
     assert archive.file.read_bytes() == last  # half a line is cut off, and nothing else
+
+
+def test_stored_samples_are_compared_by_as_many_as_every_row_has():
+    """A row may have been completed later with more; those of the frontier have fewer on purpose and no say."""
+    row = {"place": "rows", "steps": 1, "temperature": 1.0, "matched": None, "num": 8}
+    rows = [row, {**row, "num": 16}, {**row, "steps": 2, "num": 12}, {**row, "place": "frontier", "num": 2}]
+    assert _largest_common(rows) == 12
+    assert _largest_common(rows[3:]) == 2

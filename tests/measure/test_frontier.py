@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fsdfm.measure.frontier import common_entropies, compare_frontiers, frontier_of
+from fsdfm.measure.frontier import common_entropies, compare_frontiers, frontier_of, mean_frontier
 from fsdfm.measure.results import Measured, Row
 
 
@@ -66,3 +66,13 @@ def test_one_temperature_is_no_frontier() -> None:
     rows = [row(1.0, 5.0, 30.0), row(1.1, 5.0, 31.0), Row(steps=8, metrics={"entropy_bits": Measured(6.0)})]
     with pytest.raises(ValueError, match="two temperatures or more"):
         frontier_of(rows)
+
+
+def test_the_mean_over_seeds_is_taken_temperature_by_temperature() -> None:
+    found = mean_frontier([[(7.0, 3.0), (6.0, 2.0)], [(8.0, 4.0), (6.4, 2.2), (5.0, 1.0)]])  # the third is one seed's
+    assert found.entropy.tolist() == pytest.approx([6.2, 7.5])
+    assert found.log_perplexity.tolist() == pytest.approx([2.1, 3.5])
+    assert found.extended(7.5 + 1.3) == pytest.approx(3.5 + 1.4)
+    assert math.isnan(found.at(7.5 + 1.3))
+    with pytest.raises(ValueError, match="two temperatures"):
+        mean_frontier([])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+from fsdfm.measure import mauve as module
 from fsdfm.measure.judges import shuffle_words
-from fsdfm.measure.mauve import compute_mauve, huggingface_features
+from fsdfm.measure.mauve import Mauve, compute_mauve, huggingface_features
 
 pytest.importorskip("mauve", reason="the extra `measure`")
 
@@ -60,3 +64,30 @@ def test_features_that_cannot_be_had(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `judge`")
     with pytest.raises(ValueError, match="cannot be had"):
         huggingface_features(tmp_path)
+
+
+def test_the_ends_of_the_seeds_are_told() -> None:
+    found = Mauve(scores=(0.5, 0.9, 0.7), seeds=(0, 1, 2), num_texts=(10, 10), num_buckets=2)
+    assert (found.low, found.high) == (0.5, 0.9)
+    assert found.mean == pytest.approx(0.7)
+
+
+def test_buckets_are_a_tenth_of_the_smaller_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_threads", nullcontext)
+    monkeypatch.setattr(module, "_library", lambda: lambda *_, **said: SimpleNamespace(mauve=said["num_buckets"]))
+    many, few = np.zeros((90, 2), dtype=np.float32), np.zeros((40, 2), dtype=np.float32)
+    for sets in ((many, few), (few, many)):
+        found = compute_mauve(*sets, seeds=[0])
+        assert (found.num_buckets, found.scores) == (4, (4.0,))
+
+
+def test_features_stand_in_the_order_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are embedded by length, here in twos; each one's feature is its own letter."""
+    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 2)
+    embed = object.__new__(module._Embedder)
+    embed.max_tokens, embed.device, embed.pool = 8, "cpu", module._last_token
+    embed.tokenizer = lambda texts, **_: {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+    embed.network = lambda input_ids, attention_mask: SimpleNamespace(last_hidden_state=input_ids[..., None].double())
+    texts = ["aaaaa", "b", "ccc", "dddd", "ee"]
+    assert embed(texts)[:, 0].tolist() == [ord(text[0]) for text in texts]
+    assert embed.pool(torch.tensor([[[1.0], [2.0], [0.0]]]), torch.tensor([[1, 1, 0]])).tolist() == [[2.0]]

@@ -148,3 +148,15 @@ def test_bad_requests() -> None:
         nll_bound(exact, path, x_1, draws=0)
     with pytest.raises(ValueError, match="position to score"):
         nll_bound(exact, path, x_1, given=torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_halves_are_read_in_single_precision() -> None:
+    """A network in bfloat16 gives logits of three digits; their normaliser has seven."""
+    path = MixturePath(UniformSource(50))
+    x_1 = torch.randint(0, 50, (3, 4), generator=torch.Generator().manual_seed(1))
+    table = torch.randn(50, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = [
+        nll_bound(lambda x_t, t, h, w=width: table[x_t].to(w), path, x_1, draws=2)
+        for width in (torch.bfloat16, torch.float32)
+    ]
+    assert torch.equal(found[0].rows, found[1].rows)

@@ -111,6 +111,14 @@ def test_a_trained_child_tells_step_sizes_apart_by_their_logarithm() -> None:
         model(x_t, t)
 
 
+def test_a_step_size_enters_by_its_binary_logarithm() -> None:
+    model = build(replace(SMALL, conditioning="step"))
+    t, halvings = torch.full((3,), 0.5), torch.tensor([0.0, -1.0, -10.0])
+    found = model.conditioning(t, 2.0**halvings)[0]
+    expected = torch.nn.functional.silu(model.conditioning.time(t) + model.conditioning.step(halvings))
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_child_learns_from_its_first_step() -> None:
     child = build().step_aware()
     x_t, t, h = batch()

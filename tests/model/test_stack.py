@@ -224,3 +224,25 @@ def test_converters(config: TransformerConfig, convert: Any, error: float) -> No
     exact = model(x)
     convert(model)
     assert 0 < float((model(x) - exact).norm() / exact.norm()) < error
+
+
+def test_threads_that_ask_for_other_lengths_do_not_disturb_each_other():
+    """Between two lines of one thread, another may keep the places of its own length."""
+
+    class Shared(Transformer):
+        other = None
+
+        @property
+        def _places(self):
+            return self.kept
+
+        @_places.setter
+        def _places(self, value):
+            self.kept = value if self.other is None else self.other
+
+    model = Shared(TransformerConfig(vocab_size=11, width=16, num_blocks=2, num_heads=2)).eval()
+    x_t = torch.arange(5)[None]
+    expected = model.trunk(x_t)
+    model.trunk(x_t[:, :3])
+    model.other = model.kept
+    torch.testing.assert_close(model.trunk(x_t), expected, rtol=0, atol=0)

@@ -167,10 +167,10 @@ def test_the_laws(case):
     if "kappa" in case:
         rule = duo.Psi(case["kappa"], "mask" if masked else "uniform", top_p=top_p)
     else:
-        rule = mdlm.Ancestral() if masked else duo.Ancestral(top_p=top_p)
+        rule = mdlm.Ancestral() if masked else duo.UniformAncestral(top_p=top_p)
     same(rule.law(logits, x_t, t=t, t_next=t_next), data[f"{tag}.next_law"], 1e-3 if last else 3e-6)
     if not masked:
-        same(duo.Ancestral(top_p=top_p).probs(logits), data[f"{tag}.x_theta"], 3e-6)
+        same(duo.UniformAncestral(top_p=top_p).probs(logits), data[f"{tag}.x_theta"], 3e-6)
 
 
 @needs_golden
@@ -252,17 +252,17 @@ def test_leaving_out_a_token_means_that_it_does_not_matter():
 
 
 def test_ancestral_converges_and_the_greedy_tail_does_not():
-    errors = [error(duo.Ancestral(), steps) for steps in (8, 16, 32)]
+    errors = [error(duo.UniformAncestral(), steps) for steps in (8, 16, 32)]
     assert errors[1] == pytest.approx(errors[0] / 2, rel=0.06)
     assert errors[2] == pytest.approx(errors[1] / 2, rel=0.06)
     greedy = torch.nn.functional.one_hot(say(1 - 1e-5).argmax(-1), V).double()
-    assert min(error(duo.Ancestral(), steps, greedy) for steps in (8, 32)) > 0.3
+    assert min(error(duo.UniformAncestral(), steps, greedy) for steps in (8, 32)) > 0.3
 
 
 def test_ancestral_with_the_plain_posterior_counts_a_token_twice_and_does_not_converge():
     times = released_times(32, stop=0.0)
     law = end_law(
-        duo.Ancestral(),
+        duo.UniformAncestral(),
         lambda t: posterior(UNIFORM, STATES, LogLinear().kappa(t)),
         ALL_EVEN,
         times=times,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fsdfm
 from fsdfm.checkpoint import load_model
 from fsdfm.cli import app
+from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
 from fsdfm.model import Transformer, architecture_of, find_architecture
 from fsdfm.peers.dream import DreamRule
 from fsdfm.peers.llada import LLaDARule
@@ -116,6 +119,37 @@ def test_masked_models_stay_what_they_are(kind: str, rule: type, tmp_path: Path)
         import_folder(tmp_path / "hf", tmp_path / "other", source="uniform")
 
 
+@pytest.mark.parametrize("kind", ["llada", "Dream"])
+def test_masked_models_fill_repair_and_are_evaluated_in_every_precision(kind: str, tmp_path: Path) -> None:
+    save_masked(kind, tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "parent", length=16)
+    held_out = tmp_path / "held.txt"
+    held_out.write_text("<|endoftext|>".join(f"a little {n} story of {n} cats and a dog" for n in range(60)))
+    for precision in PRECISIONS:
+        lm = fsdfm.load(tmp_path / "parent", precision=precision)
+        filled = lm.infill("a little[[3]]story", steps=2)
+        assert filled.text.startswith("a little")
+        assert filled.text.endswith("story")
+        assert 299 not in lm.repair("a little story", [2, 3], steps=2).tokens
+        with pytest.raises(ValueError, match="noise is the mask, so it takes every word for right"):
+            lm.repair("a little story", steps=2)
+        request = EvaluationRequest(
+            model=str(tmp_path / "parent"),
+            held_out=str(held_out),
+            steps="2",
+            num=2,
+            length=12,
+            precision=precision,
+            controls=False,
+            threads=1,
+        )
+        evaluation = run_evaluation(request, console=Console(file=io.StringIO())).evaluation
+        assert evaluation is not None
+        (row,) = evaluation.plain
+        assert 0 <= row.metrics["accuracy"].value <= 1
+        assert row.facts["calls_made"] == 2
+
+
 @pytest.mark.parametrize(("name", "source", "kind"), [("smollm2", "uniform", "path"), ("gpt2", "mask", "fewstep")])
 def test_an_imported_model_learns(name: str, source: Any, kind: str, tmp_path: Path) -> None:
     save_family(name, tmp_path / "hf")
@@ -185,3 +219,17 @@ def test_a_checkpoint_names_its_network(tmp_path: Path) -> None:
     assert architecture_of(bundle.model.config) == "transformer"
     with pytest.raises(ValueError, match="architecture is 'mamba'; allowed are dit, transformer"):
         find_architecture("mamba")
+
+
+@pytest.mark.parametrize(("source", "shift"), [("uniform", True), ("mixture", False)])
+def test_the_recipe_of_the_guide_trains_it(source: Any, shift: bool, tmp_path: Path) -> None:
+    save_family("smollm2", tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "parent", source=source, shift=shift, length=16)
+    (tmp_path / "text.txt").write_text("a little dog liked to play with a red ball. " * 60)
+    places = [f"out={tmp_path}/run", f"model.parent={tmp_path}/parent", f"data.corpus={tmp_path}/corpus"]
+    small = ["data.max_documents=none", "data.length=16", "data.shortest=8", "train.steps=4", "train.batch_size=4"]
+    small += ["train.accumulate=2", "train.log_every=2", "optim.warmup=1", "runtime.device=cpu", "sample.every=0"]
+    choices = [f"flow.source={source}", "model.open_steps=4"]
+    train_quietly("imported-dfm", *places, f'data.inputs=["{tmp_path}/text.txt"]', *small, *choices)
+    model = load_model(tmp_path / "run").model
+    assert (model.config.next_token, model.config.future) == (shift, 1.0)

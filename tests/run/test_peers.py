@@ -10,7 +10,12 @@ from rich.console import Console
 
 import fsdfm
 from fsdfm.checkpoint import load_model
-from fsdfm.peers.sampling import PEER_RULES
+from fsdfm.flow import PolynomialSchedule
+from fsdfm.generate import SamplerConfig
+from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
+from fsdfm.peers.llada import LLaDARule
+from fsdfm.peers.remdm import Cap
+from fsdfm.peers.sampling import PEER_RULES, DuoRule, LawRule
 from fsdfm.run import ImportConfig, import_weights
 from small_runs import train_quietly, write_recipe
 
@@ -38,7 +43,7 @@ def test_a_recipe_trains_it_and_its_checkpoint_writes(tmp_path, kind):
         "sedd-absorb": ("sigma", "posterior"),
         "hdlm-epsilon": ("none", "posterior"),
         "duo": ("sigma", "leave-one-out"),
-        "sedd-uniform": ("sigma", "uniform-scores"),
+        "sedd-uniform": ("geometric", "uniform-scores"),
     }[kind]
     assert isinstance(said(tmp_path / "run").text, str)
 
@@ -85,12 +90,17 @@ def imported(tmp_path, source, **options):
     return import_weights(source, tmp_path / "out", config, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("system", ["mdlm", "sdtt", "sedd-absorb", "duo"])
+def uniform(system):
+    return system in ("duo", "sedd-uniform")
+
+
+@pytest.mark.parametrize("system", ["mdlm", "sdtt", "sedd-absorb", "sedd-uniform", "duo"])
 def test_published_weights_become_checkpoints_that_write_and_infill(tmp_path, system):
-    model = small_network(vocab_size=258)  # the bytes, the end of a text, and the mask or Duo's padding
+    # the bytes, the end of a text, and the mask or Duo's padding
+    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
     imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
     lm = fsdfm.load(tmp_path / "out", device="cpu")
-    rules = [name for name, rule in PEER_RULES.items() if (rule.source == "uniform") == (system == "duo")]
+    rules = [name for name, rule in PEER_RULES.items() if (rule.source == "uniform") == uniform(system)]
     texts = {name: lm.generate(length=8, steps=3, seed=2, jump=name).text for name in ("exact", *rules)}
     assert all(isinstance(text, str) for text in texts.values())
     assert len(set(texts.values())) > 1
@@ -101,8 +111,90 @@ def test_published_weights_become_checkpoints_that_write_and_infill(tmp_path, sy
     assert bundle.facts["imported"]["group"] == system
     x_t, t = torch.arange(8)[None], torch.tensor([0.25])
     with torch.no_grad():
-        told = {"none": torch.zeros(1), "sigma": -torch.log(0.001 + 0.999 * t)}[bundle.model.config.clock]
-        assert torch.allclose(bundle.model(x_t, t), model(x_t, told)[..., : 257 + (system != "duo")], atol=1e-5)
+        sigmas = {"none": torch.zeros(1), "sigma": -torch.log(0.001 + 0.999 * t), "geometric": -torch.log(t)}
+        told = sigmas[bundle.model.config.clock]
+        assert torch.allclose(bundle.model(x_t, t), model(x_t, told)[..., : 257 + (not uniform(system))], atol=1e-5)
+
+
+def held_out(tmp_path):
+    file = tmp_path / "held.txt"
+    file.write_text("<|endoftext|>".join(f"the {n} cats sat on a mat and saw {n} dogs run" for n in range(40)))
+    return file
+
+
+@pytest.mark.parametrize("system", ["mdlm", "sedd-absorb", "sedd-uniform", "duo"])
+def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system):
+    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
+    imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
+    request = EvaluationRequest(
+        model=str(tmp_path / "out"), held_out=str(held_out(tmp_path)), steps="1,2", num=2, length=16, threads=1
+    )
+    evaluation = run_evaluation(request, console=Console(file=io.StringIO())).evaluation
+    assert [row.facts["calls_made"] for row in evaluation.plain] == [1, 2]
+    assert all(row.metrics["accuracy"].value >= 0 for row in evaluation.plain)
+    assert evaluation.bound.value > 0
+    text = write_recipe(tmp_path, kind=system).read_text()
+    sizes = ("preset", "width", "num_blocks", "num_heads", "cond_width", "tokenizer")
+    (tmp_path / "child.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith(sizes)))
+    flow = [] if uniform(system) else ["flow.source=mask"]
+    train_quietly(
+        str(tmp_path / "child.toml"), f"out={tmp_path / 'child'}", f"model.parent={tmp_path / 'out'}", *flow, *FEW
+    )
+    assert load_model(tmp_path / "child").facts["training_step"] == 2
+
+
+def test_a_student_beside_its_discriminator_is_an_mdlm(tmp_path):
+    """DiDi-Instruct's folder: model.safetensors is the student, and nothing else in it is looked at."""
+    folder = write_hugging_face(tmp_path / "m", small_network(vocab_size=258))
+    (folder / "discriminator.safetensors").write_bytes(b"of no concern")
+    imported(tmp_path, folder, system="mdlm")
+    assert isinstance(said(tmp_path / "out", jump="mdlm").text, str)
+
+
+def test_the_grid_tail_spends_its_last_call_where_almost_no_noise_is_left():
+    schedule, start = PolynomialSchedule(), torch.zeros(1, dtype=torch.float64)
+    times = SamplerConfig(grid="tail", steps=4).make_grid(start, schedule).times[0]
+    assert times.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1 - 1e-5, 1], abs=1e-5)
+    assert times[3] < 1
+    assert SamplerConfig(grid="tail", steps=1).make_grid(start, schedule).times[0].tolist() == [0, 1]
+
+
+def test_calls_are_those_that_were_made(tmp_path):
+    """A text about which a step asks nothing needs no call: every mask is revealed in the first of these eight."""
+    imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    sure = LLaDARule(threshold=1e-9, temperature=1.0)
+    assert lm.generate(length=8, steps=8, jump=sure).calls == 1
+    assert lm.generate(length=8, steps=8, jump="mdlm").calls == 8
+    assert lm.generate(length=8, steps=64, jump="exact").calls <= 9  # a position a call at most, and the last step
+
+
+def test_a_block_for_every_call_is_the_arg_max_of_each(tmp_path):
+    """The paper's setting for LLaDA: blocks of length / calls."""
+    imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    by_calls = lm.generate(length=8, steps=4, jump="llada:block_calls=1")
+    assert by_calls.tokens == lm.generate(length=8, steps=4, jump="llada:block_length=2").tokens
+    assert by_calls.changes == (2, 2, 2, 1)  # the first of the eight is given
+
+
+def test_options_of_a_rule_stand_behind_its_name():
+    rule = SamplerConfig(jump="remdm-cap:eta=0.02,top_p=0.9").rule()
+    assert rule == LawRule(Cap(eta=0.02, top_p=0.9))
+    assert SamplerConfig(jump="duo:mixture=0.5").rule() == DuoRule(mixture=0.5)
+    assert SamplerConfig(jump="dream-entropy:alg_temp=0.5,top_p=none").rule().top_p is None
+    named = "llada:order=random,block_length=32"
+    assert SamplerConfig(jump=named).to_json()["jump"] == named
+    for bad, message in (
+        ("remdm-cap:beta=1", "options of remdm-cap are top_p, eta"),
+        ("remdm-cap:eta=2", "eta is 2"),
+        ("remdm-cap:eta=much", "give numbers"),
+        ("exact:eta=1", "options of exact are none"),
+        ("llada:block_calls=1,block_length=4", "allowed is one of them"),
+        ("duo:mixture=2", "mixture is 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SamplerConfig(jump=bad)
 
 
 def test_lightning_files_and_the_choice_of_weights(tmp_path):
@@ -116,7 +208,6 @@ def test_lightning_files_and_the_choice_of_weights(tmp_path):
     ("options", "message"),
     [
         ({"system": "hdlm-gamma"}, "blends the mask"),
-        ({"system": "sedd-uniform"}, "geometric schedule"),
         ({"system": "gpt"}, "allowed are mdlm"),
         ({"weights": "best"}, "allowed are ema and raw"),
     ],

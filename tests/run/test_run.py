@@ -36,6 +36,7 @@ from fsdfm.run import (
     make_objective,
     make_pairs,
     make_path,
+    make_timed_pairs,
     model_config,
     prepare_corpus,
     train,
@@ -275,6 +276,41 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
         train_silently(child, "data.length=8", f"out={tmp_path / 'x'}")
     with pytest.raises(ValueError, match=r"model\.parent: nowhere is not a folder"):
         train_silently(child, "model.parent=nowhere", f"out={tmp_path / 'x'}")
+
+
+def test_pairs_that_remember_their_time_train_a_child(recipe, tmp_path):
+    """The perturbed form of reflow: rows are stored on their way, at a time that belongs to the pair."""
+    parent, folder = tmp_path / "parent", tmp_path / "timed"
+    train_silently(recipe, f"out={parent}")
+    corpus = next(path.parent for path in tmp_path.rglob("corpus.json"))
+    runtime, quiet = RuntimeConfig(device="cpu", threads=1), Console(quiet=True)
+
+    def make(out, num, **options):
+        config = PairsConfig(num=num, steps=2, seed=3, **options)
+        return make_timed_pairs(parent, corpus, tmp_path / out, config=config, runtime=runtime, console=quiet)
+
+    assert (make("timed", 5, batch_size=2), make("timed", 12), make("whole", 12)) == (5, 12, 12)
+    pairs = data.Pairs(folder)
+    np.testing.assert_array_equal(pairs.tokens, data.Pairs(tmp_path / "whole").tokens)
+    batch = pairs.rows(range(12))
+    order = [int((pairs.tokens[:, 1] == row.numpy()).all(-1).argmax()) for row in batch.x_1]
+    assert batch.t.tolist() == data.pair_times(3, order).tolist()
+    child = tmp_path / "child.toml"
+    child.write_text(
+        f"""
+        out = "{tmp_path / "child"}"
+        data = {{ pairs = "{folder}", length = 16 }}
+        model = {{ parent = "{parent}" }}
+        train = {{ steps = 3, batch_size = 4 }}
+        runtime = {{ device = "cpu", threads = 1 }}
+        """
+    )
+    result, _ = train_silently(child)
+    assert result.finished
+    with pytest.raises(ValueError, match="remember their times"):
+        train_silently(child, "objective.kind=fewstep", f"out={tmp_path / 'x'}")
+    with pytest.raises(ValueError, match="free draws on a uniform grid"):
+        make("other", 2, draws="tied")
 
 
 def test_short_rows_are_scored_where_they_are_real(recipe, tmp_path):

@@ -191,6 +191,8 @@ def test_what_cannot_be_honoured_is_named(live, field, value):
         {"prompt": "a", "top_p": 1.5},
         {"prompt": "a", "start": 1},
         {"prompt": "a", "jump": "high"},
+        {"prompt": "a", "grid": "0,1,0.5"},
+        b'{"prompt": "a", "final_temperature": 1e999}',
         {"prompt": "a", "stop": ["x"] * 5},
         {"prompt": "a", "max_tokens": 10**6},
         {"prompt": "a", "diffusing": True},
@@ -206,6 +208,16 @@ def test_a_bad_body_is_refused_in_openais_envelope(live, body):
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.error["type"] == "invalid_request_error"
     live.idle()
+
+
+def test_a_grid_and_a_final_temperature_are_those_of_the_library(live):
+    options = {"grid": "0,0.25,0.5,1", "temperature": 1.0, "final_temperature": 0.5}
+    alone = live.models["tiny"].generate("abc", length=1 + 3 + 12, seed=7, **options)
+    body = {"prompt": "abc", "max_tokens": 12, "seed": 7, "echo": True, **options}
+    assert live.post("/v1/completions", body).json["choices"][0]["text"] == alone.text
+    long = ",".join(str(k / 1025) for k in range(1026))
+    refused = live.post("/v1/completions", {**body, "grid": long})
+    assert (refused.status, "1025 steps" in refused.error["message"]) == (400, True)
 
 
 def test_an_unknown_model_or_path_is_not_found(live):
@@ -382,3 +394,69 @@ def test_openapi_says_what_is_refused(live):
         answers = schema["paths"][path]["post"]["responses"]
         assert set(answers) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
         assert "text/event-stream" in answers["200"]["content"]
+        assert schema["paths"][path]["post"]["requestBody"]
+    health = schema["paths"]["/health"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert health == {"$ref": "#/components/schemas/Status"}
+    assert set(schema["paths"]["/metrics"]["get"]["responses"]) == {"200", "401"}
+
+
+def test_openapi_says_every_limit(live):
+    """A client may check a body by it before it asks."""
+    schemas = live.get("/openapi.json").json["components"]["schemas"]
+
+    def limits(body, field):
+        kinds = schemas[body]["properties"][field].get("anyOf", [schemas[body]["properties"][field]])
+        (number,) = [kind for kind in kinds if kind.get("type") in ("integer", "number")]
+        return {name: value for name, value in number.items() if "inimum" in name or "aximum" in name}
+
+    assert limits("CompletionBody", "steps") == {"minimum": 1, "maximum": 1024}
+    assert limits("CompletionBody", "top_p") == {"exclusiveMinimum": 0, "maximum": 1}
+    assert limits("CompletionBody", "top_k")["minimum"] == 1
+    assert limits("RepairBody", "corrupt") == {"exclusiveMinimum": 0, "maximum": 1}
+
+
+def test_top_k_reaches_the_sampler(live):
+    body = small(top_k=1, steps=1, max_tokens=20)
+    expected = live.models["tiny"].generate("abc", length=1 + 3 + 20, steps=1, seed=7, top_k=1).text
+    assert "abc" + live.post("/v1/completions", body).json["choices"][0]["text"] == expected
+    assert live.post("/v1/completions", small(steps=1, max_tokens=20)).json["choices"][0]["text"] != expected[3:]
+
+
+def test_a_page_that_was_let_in_may_send_its_key():
+    with serving(cors=("https://example.org",)) as live:
+        asked = {
+            "origin": "https://example.org",
+            "access_control_request_method": "POST",
+            "access_control_request_headers": "authorization, content-type, x-request-id",
+        }
+        answer = live.ask("OPTIONS", "/v1/completions", **asked)
+        assert answer.status == 200
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+def test_a_body_of_just_the_allowed_size_is_read():
+    with serving(max_body=200) as live:
+        body = json.dumps(small()).encode()
+        assert live.post("/v1/completions", body + b" " * (200 - len(body))).status == 200
+        assert live.post("/v1/completions", body + b" " * (201 - len(body))).status == 413
+
+
+def counted(live, name):
+    lines = live.get("/metrics").body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_metrics_count_tokens_and_faults(monkeypatch):
+    with serving() as live:
+        live.post("/v1/completions", small())
+        assert counted(live, 'fsdfm_tokens_total{kind="prompt"}') == 3
+        assert counted(live, 'fsdfm_tokens_total{kind="completion"}') > 0
+        assert counted(live, "fsdfm_errors_total") == 0
+
+        def fails(*_):
+            raise ZeroDivisionError("a fault of ours")
+
+        monkeypatch.setattr(live.models["tiny"].network, "posteriors", fails)
+        assert live.post("/v1/completions", small()).status == 500
+        assert counted(live, "fsdfm_errors_total") == 1

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
+from fsdfm.generate.invariant import BUCKET, BatchInvariant
 from fsdfm.serve.engine import CancelledJobError, Engine, EngineStoppedError, ExpiredJobError, Job, QueueFullError
 from live_server import tiny_models
 
@@ -69,6 +70,42 @@ def test_texts_under_load_are_bit_for_bit_those_made_alone(bench, batch):
         assert found.tokens == alone.tokens
         assert found.last_changed == alone.last_changed
         assert found.calls == alone.calls
+
+
+def test_padded_texts_under_load_are_bit_for_bit_those_made_alone(bench):
+    """As on a GPU: several samples a call, padded to the end of their bucket."""
+    models = list(tiny_models().values())
+    for lm in models:
+        lm.network = BatchInvariant(lm.checkpoint.model, lm.runtime, rows=4)
+    plan = [
+        (lm, lm.encoder.continuation("Once", None, length=length), {"steps": steps, "seed": length})
+        for lm in models
+        for length, steps in ((17, 2), (20, 3), (31, 1), (32, 2), (45, 2))
+    ]
+    jobs = [bench.job(lm, request, **options) for lm, request, options in plan]
+    engine = Engine(threads=1, batch=4)
+    engine.submit(jobs)
+    engine.start()
+    bench.wait(len(jobs))
+    engine.stop()
+    for job, (lm, request, options) in zip(jobs, plan, strict=True):
+        assert job.error is None
+        assert job.run.results()[0].tokens == lm.run([request], **options)[0].tokens
+
+
+def test_texts_of_one_bucket_share_calls(bench):
+    lm = MODELS["tiny"]
+    jobs = [bench.job(lm, lm.encoder.continuation("a", None, length=length), steps=3) for length in (17, 20, 31, 32)]
+    far = bench.job(lm, lm.encoder.continuation("a", None, length=8 + BUCKET), steps=3)  # two blocks of another size
+    engine = Engine(threads=1, batch=4)
+    engine.submit(jobs)
+    engine.start()
+    bench.wait(4)
+    assert engine.metrics.calls._value.get() == 3
+    engine.submit([far])
+    bench.wait(1)
+    engine.stop()
+    assert far.error is None
 
 
 def test_calls_are_shared_by_texts_at_different_steps(bench):
@@ -159,15 +196,15 @@ def test_a_fault_of_one_text_is_its_own(bench):
 
 def test_a_network_call_that_fails_for_several_is_tried_for_each(bench, monkeypatch):
     lm = tiny_models()["tiny"]
-    asked, ask = [], lm.network.posterior
+    asked, ask = [], lm.network.posteriors
 
-    def posterior(x_t, t, h, *, rows):
-        asked.append(len(x_t))
-        if len(x_t) > 1:
+    def posteriors(questions):
+        asked.append(len(questions))
+        if len(questions) > 1:
             raise torch.OutOfMemoryError("too much at once")
-        return ask(x_t, t, h, rows=rows)
+        return ask(questions)
 
-    monkeypatch.setattr(lm.network, "posterior", posterior)
+    monkeypatch.setattr(lm.network, "posteriors", posteriors)
     jobs = [bench.job(lm, lm.encoder.continuation(word, None, length=16), steps=2) for word in "ab"]
     engine = Engine(threads=1)
     engine.submit(jobs)

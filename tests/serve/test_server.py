@@ -13,9 +13,11 @@ import torch
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+import uvicorn
+
 from fsdfm.checkpoint import save_model
 from fsdfm.serve.config import ServeConfig, read_api_key
-from fsdfm.serve.server import load_models
+from fsdfm.serve.server import _Server, load_models
 from tiny_models import random_bundle
 
 
@@ -143,3 +145,11 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path):
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=r"allowed|like"):
         ServeConfig(**wrong)
+
+
+def test_who_hears_signals_afterwards_is_who_did_before():
+    server = _Server(uvicorn.Config(lambda: None, log_config=None), lambda: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with server.capture_signals():
+        assert signal.getsignal(signal.SIGTERM) == server._told
+    assert {number: signal.getsignal(number) for number in before} == before

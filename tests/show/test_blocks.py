@@ -45,6 +45,9 @@ def test_marked_places_are_filled_and_nothing_else(results: Path) -> None:
     assert found.startswith("# Title\n\nEight calls:")
     assert found.endswith("<!-- /results -->\n\nThe end.\n")
     assert fill_blocks(found, results) == found
+    assert (
+        fill_blocks(DOCUMENT.replace("few-1.json few-8.json", "few*.json"), results).count("| few | 500 / 6.00 |") == 1
+    )
 
 
 def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) -> None:
@@ -77,6 +80,18 @@ def test_rows_that_measured_different_things_are_one() -> None:
         assert joined.rows[0].metrics.keys() == {"token_perplexity", "entropy_bits", "brier_lm"}
     (later,) = join_evaluations([first, again]).values()
     assert later.rows[0].metrics["token_perplexity"].value == 50.0
+
+
+def test_a_section_of_a_study_is_taken_over(results: Path) -> None:
+    (results / "boards.md").write_text("# Boards\n\nintro\n\n## Easy\n\n| a | 1 |\n\n## Hard\n\n| b | 2 |\n")
+    text = "x\n<!-- study boards.md Easy -->\nold\n<!-- /study -->\ny\n"
+    found = fill_blocks(text, results)
+    assert found == "x\n<!-- study boards.md Easy -->\n| a | 1 |\n<!-- /study -->\ny\n"
+    assert fill_blocks(found, results) == found
+    with pytest.raises(ValueError, match="has no section 'Medium'; it has Easy, Hard"):
+        fill_blocks(text.replace("Easy", "Medium"), results)
+    with pytest.raises(ValueError, match="copy the study's report there"):
+        fill_blocks(text.replace("boards", "others"), results)
 
 
 def test_marks_in_a_block_of_code_are_left_alone(results: Path) -> None:

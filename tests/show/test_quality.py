@@ -16,6 +16,7 @@ from fsdfm.show.quality import Comparison, change, report_markdown, write_report
 from fsdfm.show.quality.figures import draw_change, draw_frontier, draw_latency, draw_panels, draw_quality
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
+    across_budgets_table,
     changes_csv,
     changes_table,
     few_steps_table,
@@ -146,6 +147,21 @@ def test_matched_rows_have_a_table_of_their_own_and_their_flags():
     assert table.rows[0] == ("m", "8", "steps 1024", "1.07", "120 [108, 132] ⚑a", "7.88 [7.83, 7.93]")
     assert matched_table(two()) is None
     assert few_steps_table(lone(*rows)).rows[0] == ("m", "90.0 / 7.00 / -")
+
+
+def test_rows_of_equal_entropy_are_compared_across_budgets():
+    parent = evaluation("parent", row(8, 96.0, 6.44), row(1024, 64.0, 6.45))
+    cool = evaluation("parent", row(1024, 50.0, 6.33, temperature=0.88))
+    child = evaluation("child", row(1, 20.0, 6.37), row(8, 48.0, 6.31), row(2, 30.0, 5.0))
+    table = across_budgets_table(Comparison(("parent", "cool", "child"), (parent, cool, child)))
+    pairs = [(cells[1], cells[4], cells[7]) for cells in table.rows]
+    # log 0.9 = -0.105 and log 1.1 = 0.095 on both sides: the ratio's ends are exp(-+hypot(0.105, 0.095))
+    spread = math.exp(math.hypot(math.log(0.9), math.log(1.1)))
+    ratio = 48 / 50
+    assert pairs[-1] == ("8", "1,024 at 0.88", f"{ratio:.3f} [{ratio / spread:.3f}, {ratio * spread:.3f}]")
+    assert [pair[:2] for pair in pairs[:-1]] == [("1", "8 at 1"), ("1", "1,024 at 0.88"), ("1", "1,024 at 1")]
+    assert all(pair[2].startswith("**0.") for pair in pairs[:-1])
+    assert across_budgets_table(Comparison(("a", "b"), (parent, evaluation("b", row(8, 9.0, 3.0))))) is None
 
 
 def test_no_flagged_perplexity_stands_bare_in_the_whole_report():

@@ -211,14 +211,14 @@ class FlowLM(LM):  # type: ignore[misc]  # the harness has no types
 def _is_greedy(posterior: Posterior, x_1: Tensor, given: Tensor) -> bool:
     """Whether each free token is the likeliest at its place, the laws of all draws of noise taken together."""
     rows = (~given).flatten().nonzero()[:, 0]
-    probs: Tensor | float = 0.0
+    count = len(rows) // len(x_1)  # the same positions are free in every draw
+    total: Tensor | None = None
     for part, tile, own in posterior.marginals(rows):
-        found = torch.zeros(len(rows), tile.shape[-1], dtype=torch.float32, device=tile.device)
-        found[part] = torch.softmax((tile if own is None else tile[own]).float(), -1)
-        probs = probs + found
-    assert isinstance(probs, Tensor)
-    mean = probs.view(len(x_1), -1, probs.shape[-1]).mean(0)
-    return bool((mean.argmax(-1) == x_1[0][~given[0]]).all())
+        probs = torch.softmax((tile if own is None else tile[own]).float(), -1)
+        total = probs.new_zeros(count, probs.shape[-1]) if total is None else total
+        total.index_add_(0, torch.arange(len(rows), device=probs.device)[part] % count, probs)
+    assert total is not None
+    return bool((total.argmax(-1) == x_1[0][~given[0]]).all())
 
 
 def _is_close(choices: Sequence[Scored]) -> bool:

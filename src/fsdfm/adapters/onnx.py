@@ -58,7 +58,7 @@ def export_onnx(model: str | Path | None, out: str | Path) -> Path:
     with TemporaryDirectory(dir=out) as aside:
         place = Path(aside)
         _write_graph(graph, place / "trunk.onnx", bundle)
-        np.savez(place / "weights.npz", **_weights(bundle, head))  # type: ignore[arg-type]
+        np.savez(place / "weights.npz", **_weights(bundle, head))
         write_text(place / "portable.json", json.dumps(_describe(bundle, head), indent=1) + "\n")
         write_text(place / "tokenizer.json", bundle.tokenizer.definition)
         shutil.copyfile(portable.__file__, place / "generate.py")
@@ -164,7 +164,7 @@ def _describe(bundle: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
         "length": bundle.length,
         "first": eos if bundle.bos_id is None else bundle.bos_id,
         "eos": eos,
-        "banned": sorted(banned),  # type: ignore[type-var]
+        "banned": sorted(banned),
         "head": "independent" if head is None else "causal",
         "advice": dict(bundle.facts.get("sampling", {})),
     }

@@ -203,7 +203,7 @@ class PortableModel:
         if kind == "mask":
             return np.full(size, mask)
         real = vocab if mask is None else vocab - 1
-        x = (uniforms(seed, sample, _SOURCE, length=size) * real).astype(np.int64)
+        x: Array = (uniforms(seed, sample, _SOURCE, length=size) * real).astype(np.int64)
         if kind == "mixture":
             x = x + (x >= mask)
             masked = uniforms(seed, sample, _SOURCE_KIND, length=size) < self.config["mask_share"]

@@ -520,7 +520,7 @@ def recover(folder: Path) -> tuple[Path | None, list[str]]:
     return place, problems
 
 
-def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901 (one decision per line, read in order)
+def damage(folder: Path, files: Sequence[str] = ()) -> str | None:
     """What is wrong with a checkpoint, or nothing; one of a newer format is an error, not damage.
 
     Only the files named are read, or all of them if there is no name.
@@ -529,17 +529,8 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901
         sums = _read_json(folder / _CHECKSUMS)
         there = [name for name in (_MOMENTS, _NUMBERS, _SHARDS) if (folder / name).exists()]
         for name in (_CONFIG, *(files or {*sums, *there})):
-            path = folder / name
-            if Path(name).name != name or (path.exists() and not path.is_file()):
-                return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
-            if name in (_WEIGHTS, _MOMENTS) and path.stat().st_size > _memory():
-                return f"{path} has {path.stat().st_size} bytes, more than this machine's memory, {_memory()} bytes"
-            if path.stat().st_size != sums[name]["bytes"]:
-                return f"{path} is damaged: it has {path.stat().st_size} bytes, not {sums[name]['bytes']!r:.40}"
-            if path.stat().st_size > _LARGEST_TEXT.get(name, path.stat().st_size):
-                return f"{path} is damaged: it has {path.stat().st_size} bytes; allowed are {_LARGEST_TEXT[name]}"
-            if file_sha256(path) != sums[name]["sha256"]:
-                return f"{path} is damaged: its content is not what was written"
+            if problem := _file_damage(folder, name, sums):
+                return problem
             if name == _CONFIG:
                 _read_config(folder)
     except FileNotFoundError as error:
@@ -548,6 +539,23 @@ def damage(folder: Path, files: Sequence[str] = ()) -> str | None:  # noqa: C901
         return f"{folder} is damaged: {_CHECKSUMS} cannot be used ({error})"
     except _UnusableError as error:
         return f"{folder} is damaged: {error}"
+    return None
+
+
+def _file_damage(folder: Path, name: str, sums: Mapping[str, Any]) -> str | None:
+    """What is wrong with one file: what it is, then its size, and its content last, which takes longest."""
+    path = folder / name
+    if Path(name).name != name or (path.exists() and not path.is_file()):
+        return f"{folder} is damaged: {name[:80]!r} is not a file of a checkpoint"
+    size = path.stat().st_size
+    if name in (_WEIGHTS, _MOMENTS) and size > _memory():
+        return f"{path} has {size} bytes, more than this machine's memory, {_memory()} bytes"
+    if size != sums[name]["bytes"]:
+        return f"{path} is damaged: it has {size} bytes, not {sums[name]['bytes']!r:.40}"
+    if size > _LARGEST_TEXT.get(name, size):
+        return f"{path} is damaged: it has {size} bytes; allowed are {_LARGEST_TEXT[name]}"
+    if file_sha256(path) != sums[name]["sha256"]:
+        return f"{path} is damaged: its content is not what was written"
     return None
 
 

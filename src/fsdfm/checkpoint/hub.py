@@ -36,6 +36,7 @@ _PAGE = "https://huggingface.co/{}/tree/{}"
 _LOCAL = ("runs", "imported", "corpora")  # where recipes and imports write: a mistyped one is not asked of the hub
 _DESCRIBED = (
     "config.json",
+    "config.yaml",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

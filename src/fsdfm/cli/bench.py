@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.options import JsonOption, check_writable, console, write_json
 
 __all__ = ["app"]
@@ -78,7 +79,7 @@ def bench_jump_command(
 @app.command("serve")
 def bench_serve_command(
     *,
-    model: Annotated[str, typer.Option(help="The model that is served.")] = "fewstep",
+    model: Annotated[str, typer.Option(help="The model that is served.", autocompletion=complete_models)] = "fewstep",
     seconds: Annotated[float, typer.Option(help="How long the crowd asks.", min=1)] = 60.0,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds of lone and shared texts.", min=1)] = 5,
     running: Annotated[int, typer.Option(help="Texts on their way at a time.", min=1)] = 4,

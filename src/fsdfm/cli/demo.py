@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.options import OutOption, console
 from fsdfm.terminal import say
 
@@ -29,7 +30,10 @@ def demo(
 
 
 def card(
-    model: Annotated[str, typer.Argument(help="The folder of a model, or the name of an embedded one.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="The folder of a model, or the name of an embedded one.", autocompletion=complete_models),
+    ],
     results: Annotated[list[Path], typer.Argument(help="Result files of `fsdfm evaluate` of these weights.")],
 ) -> None:
     """Write what was measured into a model's card, its README.md; the rest of the card is left as it is."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.options import check_writable, console, write_json
 from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
 
@@ -18,7 +19,10 @@ __all__ = ["evaluate"]
 @takes_groups
 def evaluate(
     *,
-    model: Annotated[str | None, typer.Argument(help="A checkpoint, or a run; else the model that ships.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A checkpoint, or a run; else the model that ships.", autocompletion=complete_models),
+    ] = None,
     judge: Annotated[
         str | None,
         typer.Option(help="Who scores text: gpt2-large or any name of the hub, a folder, *.gguf, smollm2, *.bin."),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fsdfm.generate import Generation, Stream
     from fsdfm.show.timeline import Timeline
 
-__all__ = ["Format", "Output", "watch"]
+__all__ = ["Format", "Output", "show_blocks", "watch"]
 
 Format = Literal["text", "json", "html", "png", "timeline"]
 _BY_ENDING: dict[str, Format] = {".json": "json", ".html": "html", ".htm": "html", ".png": "png"}
@@ -66,6 +67,22 @@ class Output:
             typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)  # a pipe gets every byte as it is
         else:
             write_text(self.file, text)
+
+
+@contextmanager
+def show_blocks() -> Iterator[Callable[[int, int], None] | None]:
+    """Says in the terminal which block of a long text is written; elsewhere nothing."""
+    terminal = Console(stderr=True)
+    if not terminal.is_terminal:
+        yield None
+        return
+    with terminal.status("") as status:
+
+        def show(block: int, blocks: int) -> None:
+            if blocks > 1:
+                status.update(f"block {block} of {blocks}")
+
+        yield show
 
 
 def watch(stream: Stream, steps: int) -> Generation:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from fsdfm.cli.completion import complete_recipes
 from fsdfm.cli.options import JsonOption, check_writable, console, write_json
 from fsdfm.terminal import say
 
@@ -22,7 +23,12 @@ _SHORT = ("wght", "avg", "mom", "grad", "gath", "act", "loss", "tchr", "total") 
 
 def plan(
     *,
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as paper-1700m-dfm, or a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name, such as paper-1700m-dfm, or a TOML file.", autocompletion=complete_recipes
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.accumulate=4.")] = None,
     processes: Annotated[str, typer.Option(help="Numbers of processes, such as 1,8,16.")] = "1,2,4,8,16",
     flops: Annotated[

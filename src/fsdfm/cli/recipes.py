@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_recipes
 from fsdfm.cli.options import console
 from fsdfm.terminal import say
 
@@ -14,7 +15,12 @@ __all__ = ["app"]
 
 app = typer.Typer(help="The recipes that ship: list them, show one, copy one to change.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name, such as tiny-dfm, or the path of a TOML file.", autocompletion=complete_recipes
+    ),
+]
 
 
 @app.command("list")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fsdfm.cli.completion import complete_rules
 from fsdfm.cli.options import PrecisionOption, SeedOption
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class NoiseSamplingOptions:
         str | None,
         typer.Option(
             help="exact, single (the paper's), instant, systematic, spaced; certain, bounded, stop adapt. The model's "
-            "advice, or exact, unless said."
+            "advice, or exact, unless said.",
+            autocompletion=complete_rules,
         ),
     ] = None
     grid: Annotated[str, typer.Option(help="uniform, kappa, fitted, or times such as 0,0.5,0.9,1.")] = "uniform"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models
 from fsdfm.cli.sampling import Machine, takes_groups
 
 __all__ = ["serve"]
@@ -16,7 +17,8 @@ __all__ = ["serve"]
 def serve(
     *,
     model: Annotated[
-        list[str] | None, typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A checkpoint, a run or an embedded model; may be repeated.", autocompletion=complete_models),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: other machines may ask.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,

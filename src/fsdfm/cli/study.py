@@ -137,6 +137,56 @@ def defects(
 
 
 @app.command()
+def faults(
+    out: OutOption,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Up to 1,024 steps.")] = False,
+    workers: WorkersOption = None,
+) -> None:
+    """Compute which of the peers' samplers reach the data, and what the originals' faults cost: a minute."""
+    from fsdfm.studies.faults import run_faults
+
+    with _stoppable(out):
+        run_faults(out, full=full, workers=workers)
+    typer.echo((out / "faults.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/faults.md and faults.json", err=True)
+
+
+@app.command()
+def compare(
+    out: OutOption,
+    *,
+    text: Annotated[list[str] | None, typer.Option(help="Text to train on; give it again for more.")] = None,
+    held_out: Annotated[str | None, typer.Option(help="Real text that is not trained on.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Little of everything: 20 minutes of two cores.")] = False,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="SYSTEM=FOLDER, imported weights: only what is named is measured, nothing is trained."),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row of the tables; give it again for more.")] = None,
+    judge: Annotated[str, typer.Option(help="Who scores text, as for fsdfm evaluate.")] = "smollm2",
+    steps: Annotated[str | None, typer.Option(help="Network calls; 1,2,4,8,16,32 unless said.")] = None,
+    train_steps: Annotated[int | None, typer.Option(help="Training steps of every system.")] = None,
+    num: Annotated[int | None, typer.Option(help="Samples per budget and temperature.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a text.")] = None,
+    seed: SeedOption = 0,
+    separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
+    workers: WorkersOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Compare with the peers at equal calls: same base, text and tokens for all; the same command resumes."""
+    given = dict(locals())
+    from fsdfm.studies.compare import CompareRequest, run_compare
+
+    for option in ("text", "weights", "only"):
+        given[option] = tuple(given[option] or ())
+    with _stoppable(out):
+        run_compare(CompareRequest(**given))
+    typer.echo((out / "compare.md").read_text(encoding="utf-8"))
+    typer.echo(f"this and its numbers: {out}/compare.md and compare.json", err=True)
+
+
+@app.command()
 def ablate(
     *,
     factor: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fsdfm.cli.completion import complete_models, complete_recipes
 from fsdfm.cli.options import SEPARATOR, OutOption, SeparatorOption, console
 from fsdfm.cli.sampling import NoiseSamplingOptions, takes_groups
 from fsdfm.terminal import say
@@ -16,7 +17,12 @@ __all__ = ["export", "import_weights", "prepare", "reflow", "train"]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, such as tiny-dfm, or the path of a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name, such as tiny-dfm, or the path of a TOML file.", autocompletion=complete_recipes
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to replace: train.steps=100 out=DIR.")] = None,
 ) -> None:
     """Train what a recipe says; the same command again resumes it. Ctrl-C saves first."""
@@ -124,7 +130,11 @@ def import_weights(
 def export(
     *,
     checkpoint: Annotated[
-        str, typer.Argument(help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.")
+        str,
+        typer.Argument(
+            help="A run, whose newest checkpoint is taken, a checkpoint, or a model's name.",
+            autocompletion=complete_models,
+        ),
     ],
     out: OutOption,
     half: Annotated[bool, typer.Option(help="Store the weights as float16.")] = False,
@@ -160,13 +170,20 @@ def export(
 @takes_groups
 def reflow(
     *,
-    parent: Annotated[Path, typer.Argument(help="The checkpoint, or run, whose trajectories are kept.")],
+    parent: Annotated[
+        str,
+        typer.Argument(
+            help="The checkpoint, run or model whose trajectories are kept.", autocompletion=complete_models
+        ),
+    ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
     draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
-    corpus: Annotated[Path | None, typer.Option(help="Prepared text to code, with --coder.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Prepared text that pairs begin on the way to, or --coder codes.")
+    ] = None,
     coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
     coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
@@ -179,16 +196,18 @@ def reflow(
     given = dict(locals())
     from typing import cast
 
-    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs
+    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs, make_timed_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
     own = {name: given[name] for name in ("num", "steps", "length", "draws", "batch_size")}
     config = PairsConfig(**{**asdict(sampling), **own})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
-    if (corpus is None) != (coder is None):
-        raise ValueError("--corpus and --coder belong together: a text, and the model under which noise spells it")
-    if corpus is None or coder is None:
+    if corpus is None and coder is not None:
+        raise ValueError("--coder needs --corpus: the text that noise is to spell under it")
+    if corpus is None:
         count = make_pairs(parent, out, config, runtime=runtime)
+    elif coder is None:
+        count = make_timed_pairs(parent, corpus, out, config=config, runtime=runtime)
     else:
         count = make_coded_pairs(
             parent, coder, corpus, out=out, config=config, coder_tokenizer=coder_tokenizer, runtime=runtime

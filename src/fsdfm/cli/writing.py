@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsdfm.cli.output import Format, Output, watch
+from fsdfm.cli.completion import complete_models
+from fsdfm.cli.output import Format, Output, show_blocks, watch
 from fsdfm.cli.sampling import Machine, WritingOptions, takes_groups
 from fsdfm.files import read_text, replace_file
 from fsdfm.terminal import printable
@@ -26,7 +27,10 @@ __all__ = ["generate", "infill", "repair"]
 class Shared:
     """The options that all three commands have beside those of sampling."""
 
-    model: Annotated[str | None, typer.Option(help="A checkpoint, or a run; else the model that ships.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint, or a run; else the model that ships.", autocompletion=complete_models),
+    ] = None
     num: Annotated[int, typer.Option(help="How many texts.")] = 1
     begin: Annotated[
         Literal["document", "anywhere"], typer.Option(help="Whether the text begins where a document begins.")
@@ -81,7 +85,7 @@ def repair(
     shared: Shared,
     machine: Machine,
 ) -> None:
-    """Repair a text: at places you name, or blind, where every token may change."""
+    """Repair a text: at places you name, or blind, where the model is sure that a token is wrong."""
     if corrupt is not None and damaged:
         raise ValueError("--corrupt damages the text itself; leave --damaged out")
     output, lm = _begin(shared, sampling, machine)
@@ -153,7 +157,8 @@ def _answer(
         stream = lm.stream(request, **options)
         results = [watch(stream, stream.steps)]
     else:
-        results = lm.run(request.copies(shared.num), **options)
+        with show_blocks() as progress:
+            results = lm.run(request.copies(shared.num), progress=progress, **options)
     for sentence in dict.fromkeys([*lm.warnings, *(each for result in results for each in result.warnings)]):
         typer.echo(printable(f"warning: {sentence}"), err=True)
     used = lm.sampler_config(**options)
@@ -169,7 +174,7 @@ def _answer(
 
 def _report_repair(results: Sequence[Generation], corruption: Corruption | None) -> None:
     for result in results:
-        told = f"{sum(result.replaced)} of {len(result.tokens)} tokens replaced"
+        told = f"{sum(result.replaced)} of {len(result.tokens)} tokens replaced, {sum(result.marked)} damaged"
         if corruption is not None:
             share = corruption.recovered(result.tokens)
             told += f"; {share:.0%} of the {sum(corruption.damaged)} corrupted tokens recovered"

@@ -3,7 +3,7 @@
 from fsdfm.data.batches import BeginWith, Blocks, RowSource, TrainingBatch, batches, begin_with
 from fsdfm.data.corpus import Corpus, Header, prepare
 from fsdfm.data.documents import SEPARATOR, Documents, open_documents, texts
-from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs
+from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs, pair_times
 from fsdfm.data.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "begin_with",
     "make_tokenizer",
     "open_documents",
+    "pair_times",
     "prepare",
     "texts",
 ]

@@ -35,6 +35,7 @@ class TrainingBatch:
     x_0         the other end of coupled pairs, int64 [B, L]; None, or a row of -1: drawn from the path's coupling
     real        positions that hold data, bool [B, L]; None: all. A short row is padded with EOS
     given       positions that are never noised and never scored, bool [B, L], such as a prompt; None: none
+    t           times of rows that are on their way already: x_0 is then x_t; float64 [B]. None: all begin with noise
     larger      (h, x_0, x_1): pairs [B, L] that take the place of the rows at steps of size h and larger, h growing;
                 they are whole, and of what is given only the first position counts
     samples     the rows' global indices, int64 [B]: what `Noise` wants; 0, 1, ... unless given
@@ -47,6 +48,7 @@ class TrainingBatch:
     x_0: Tensor | None = None
     real: Tensor | None = None
     given: Tensor | None = None
+    t: Tensor | None = None
     larger: tuple[tuple[float, Tensor, Tensor], ...] = ()
     samples: Tensor = None  # type: ignore[assignment]  # filled below
     next_sample: int = 0

@@ -1,6 +1,8 @@
 """Coupled pairs (x_0, x_1) on the disk: noise and the text that a parent made of it.
 
-They are a draw of the coupling pi(x_0, x_1); the path loss on them is discrete reflow. Rows are appended and synced, so
+They are a draw of the coupling pi(x_0, x_1); the path loss on them is discrete reflow. *Timed* pairs (x_t, x_1) begin
+on the way from noise to a real text and remember their time: a function of seed and number, which need not be stored.
+Rows are appended and synced, so
 a run that is interrupted goes on where it was, and what is there can be trained on while more is being made.
 """
 
@@ -23,7 +25,7 @@ from fsdfm.data.batches import Blocks, RowSource, TrainingBatch, permute
 from fsdfm.files import lock, read_text, write_json
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["PairHeader", "PairWriter", "Pairs", "PairsAndText", "StepPairs"]
+__all__ = ["PairHeader", "PairWriter", "Pairs", "PairsAndText", "StepPairs", "pair_times"]
 
 FORMAT_VERSION = 1
 _HEADER = "pairs.json"
@@ -47,6 +49,11 @@ class PairHeader:
     def dtype(self) -> np.dtype[Any]:
         """The type of a stored token."""
         return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    @property
+    def timed(self) -> bool:
+        """Whether a pair begins at a time of its own."""
+        return bool(self.about.get("timed", False))
 
     @property
     def row_bytes(self) -> int:
@@ -149,7 +156,13 @@ class Pairs:
         pairs = torch.from_numpy(self.tokens[place.numpy()].astype(np.int64))
         real = torch.ones(len(index), self.header.length, dtype=torch.bool)
         end = int(index.max()) + 1 if len(index) else 0
-        return TrainingBatch(pairs[:, 1], x_0=pairs[:, 0], real=real, samples=index, next_sample=end)
+        t = pair_times(int(self.header.about["seed"]), place) if self.header.timed else None
+        return TrainingBatch(pairs[:, 1], x_0=pairs[:, 0], real=real, t=t, samples=index, next_sample=end)
+
+
+def pair_times(seed: int, numbers: Sequence[int] | Tensor) -> Tensor:
+    """The times at which timed pairs of these numbers begin: uniform on (0, 1), float64 [B]."""
+    return Noise(seed, numbers).uniform(Purpose.TIME, 1)[:, 0]
 
 
 @dataclass(frozen=True)

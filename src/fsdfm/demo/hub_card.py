@@ -34,7 +34,7 @@ def hub_card(text: str, config: Mapping[str, Any], evaluations: Sequence[Evaluat
     from huggingface_hub import ModelCard, ModelCardData
 
     card = ModelCard(text if text.startswith("---\n") else f"---\nlibrary_name: fsdfm\n---\n{text}")
-    written = card.data.to_dict()
+    written: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
     written.pop("model-index", None)
     known: dict[str, Any] = {"library_name": "fsdfm", "pipeline_tag": "text-generation", **written}
     known["tags"] = [*dict.fromkeys([*_TAGS, *written.get("tags", ())])]

@@ -33,15 +33,16 @@ from fsdfm.flow.rule import (
     SamplerState,
     SingleJump,
     StepRule,
-    Sweep,
     SystematicJump,
     advance,
+    find_rule,
     low_discrepancy_turns,
     transition_log_prob,
 )
 from fsdfm.flow.sampler import Question, Sampler, Step, sample, trajectory
 from fsdfm.flow.schedule import CosineSchedule, ExponentialSchedule, PolynomialSchedule, Schedule
 from fsdfm.flow.source import MaskSource, MixtureSource, Source, UniformSource
+from fsdfm.flow.sweep import Sweep
 
 __all__ = [
     "POLICIES",
@@ -93,6 +94,7 @@ __all__ = [
     "crf_posterior",
     "draw",
     "dyadic_step_sizes",
+    "find_rule",
     "generalised_kl",
     "inverse_autoregressive_noise",
     "low_discrepancy_turns",

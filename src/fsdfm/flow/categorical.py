@@ -62,7 +62,8 @@ class Filter:
     def __call__(self, logits: Tensor) -> Tensor:
         """Filtered logits [N, V] in place: removed tokens become -inf, the likeliest token always stays."""
         if self.temperature != 1:
-            logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)  # in this order it cannot overflow
+            least = torch.finfo(logits.dtype).tiny  # a smaller temperature would be 0, and the likeliest token 0 / 0
+            logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, least))  # so it cannot overflow
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             removed = torch.ones_like(logits, dtype=torch.bool)
             removed.scatter_(-1, logits.topk(self.top_k, dim=-1).indices, False)

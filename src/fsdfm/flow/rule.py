@@ -20,14 +20,15 @@ Since no rule leaves with probability more than 1 - e^-E, which needs no p, a co
 second random number: a position is a *candidate* if u < 1 - e^-E, and jumps if also u < leave(p). Only candidates
 need their logits. This is the thinning of the paper's rule, and under ExactJump the redraw itself.
 
-**Sweeps** (`Sweep`) settle positions from left to right, each once and for all.
+Sweeps, which settle positions from left to right, each once and for all, stand in `fsdfm.flow.sweep`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,10 +51,11 @@ __all__ = [
     "SamplerState",
     "SingleJump",
     "StepRule",
-    "Sweep",
     "SystematicJump",
     "advance",
+    "find_rule",
     "low_discrepancy_turns",
+    "scalar_fields",
     "transition_log_prob",
 ]
 
@@ -108,6 +110,14 @@ class StepRule(ABC):
     @abstractmethod
     def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
         """x_{t+h}, int64 [B, L], from the posterior at the rows of the plan."""
+
+    def options(self) -> dict[str, Any]:
+        """What of a rule can be set by name, `find_rule("name:option=value")`, and its present values."""
+        return scalar_fields(self)
+
+    def with_options(self, **options: Any) -> StepRule:
+        """The same rule with some of its options set."""
+        return replace(self, **options)  # type: ignore[type-var]
 
 
 class Jump(StepRule):
@@ -182,7 +192,7 @@ class Jump(StepRule):
         state.memory["bounds"] = bound if earlier is None else torch.cat([earlier, bound], -1)
         u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
         if posterior.joint and self.redraws_candidates:
-            return _redrawn_together(state, plan, posterior, u=u)
+            return redrawn_together(state, plan, posterior, u=u)
         return self._moved(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
 
     def _bound(self, state: SamplerState) -> Tensor:
@@ -197,7 +207,7 @@ class Jump(StepRule):
         rows, current = plan.rows, state.x_t.flatten()[plan.rows]
         tokens, log_p = torch.empty_like(current), torch.empty(len(rows), dtype=precise, device=device)
         for part, tile, own in posterior.marginals(rows):
-            _check_width(tile, source)
+            check_width(tile, source)
             drawn = draw(
                 tile, u[part], rows=own, exclude=current[part], forbidden=source.mask_token, filter=state.filter
             )
@@ -368,62 +378,51 @@ def low_discrepancy_turns(noise: Noise, length: int) -> Tensor:
     return torch.frac(noise.uniform(Purpose.PHASE, 1) + _GOLDEN * position)
 
 
-@dataclass(frozen=True)
-class Sweep(StepRule):
-    """Positions settle from left to right: every step draws the next ones, together, and what follows stays noise.
-
-    Of the n free positions at the start, at t_0, those with the numbers b(t) .. b(t_next) - 1 turn, counted from 0 and
-    from the left, b(t) = round(n (kappa_t - kappa_{t_0}) / (1 - kappa_{t_0})): each position has a schedule of its own,
-    a jump from 0 to 1. With the exact joint posterior the text has the law of the data for *any* number of steps,
-
-        p(x^{<b}) p(x^{b .. b'} | x^{<b}) p(x^{>b'} | x^{<=b'}) = p(x),
-
-    for what is not settled is noise that knows nothing of it. The network is told the share that is settled. Blocks of
-    tokens that follow each other, each denoised at once: semi-autoregressive models (arXiv 1808.08583, 2210.17432) and
-    block diffusion (2503.09573); here a block is a step, and as wide as the grid has it.
-    """
-
-    def plan(self, state: SamplerState) -> Plan:
-        """The positions whose turn it is."""
-        require_rows(state.noise, len(state.x_t))
-        rank, begin, end = self._turns(state)
-        return Plan(((rank >= begin) & (rank < end)).flatten().nonzero()[:, 0])
-
-    def apply(self, state: SamplerState, plan: Plan, posterior: Posterior) -> Tensor:
-        """Draw them; what was settled before is held."""
-        rank, begin, _ = self._turns(state)
-        state.memory.setdefault("start", state.t)
-        state.memory.setdefault("rank", rank)
-        state.memory["reached"] = state.t_next
-        held = torch.where(rank >= begin, -1, state.x_t)
-        posterior = posterior.given(held, forbidden=state.path.source.mask_token)
-        u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
-        if posterior.joint:
-            return _redrawn_together(state, plan, posterior, u=u)
-        return _redrawn_alone(state, plan, posterior, u=u.flatten()[plan.rows.to(u.device)])
-
-    def _turns(self, state: SamplerState) -> tuple[Tensor, Tensor, Tensor]:
-        """Free positions numbered, -1 elsewhere, [B, L]; the first that turns, and the first that waits, [B, 1]."""
-        if bool((state.t < state.memory.get("reached", state.t)).any()):
-            raise ValueError("the rule sweep does not go back: what it has settled stays; leave out renoise")
-        free = state.movable()
-        rank = state.memory.get("rank", torch.where(free, free.cumsum(1) - 1, -1))
-        before = state.path.schedule.kappa(state.memory.get("start", state.t))
-        count = (rank.amax(1) + 1).cpu()
-        shares = [(state.path.schedule.kappa(t) - before) / (1 - before) for t in (state.t, state.t_next)]
-        begin, end = (torch.round(share * count).to(rank.device)[:, None] for share in shares)
-        return rank, begin, end
-
-
 RULES: dict[str, StepRule] = {
     "exact": ExactJump(),
     "single": SingleJump(),
     "instant": InstantJump(),
     "systematic": SystematicJump(ExactJump()),
     "spaced": LowDiscrepancyJump(ExactJump()),
-    "sweep": Sweep(),
 }
 """The rules by their names on the command line and in recipes; add your own."""
+
+
+def find_rule(text: str) -> StepRule:
+    """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
+    name, colon, words = text.partition(":")
+    if name not in RULES:
+        raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
+    rule, options = RULES[name], {}
+    for word in words.split(",") if colon else ():
+        option, sign, value = word.partition("=")
+        if option not in rule.options() or not sign:
+            known = ", ".join(rule.options()) or "none"
+            raise ValueError(f"jump is {text!r}; the options of {name} are {known}: write {name}:OPTION=VALUE,...")
+        options[option] = _read_value(value)
+    try:
+        return rule.with_options(**options) if options else rule
+    except TypeError as error:
+        raise ValueError(f"jump is {text!r}; {error}: give numbers where numbers belong") from error
+
+
+def scalar_fields(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold a number, a word, or nothing."""
+    held = {f.name: getattr(item, f.name) for f in fields(item)} if is_dataclass(item) else {}
+    return {name: value for name, value in held.items() if isinstance(value, int | float | str | None)}
+
+
+def _read_value(text: str) -> Any:
+    """none, true, false, a number, or a word."""
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor:
@@ -431,7 +430,7 @@ def advance(state: SamplerState, rule: StepRule, posterior: Posterior) -> Tensor
     return rule.apply(state, rule.plan(state), posterior)
 
 
-def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
+def redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
     """Candidates take their part of a whole text drawn for their sample."""
     candidate = torch.zeros(state.x_t.numel(), dtype=torch.bool, device=state.x_t.device)
     candidate[plan.rows] = True
@@ -444,17 +443,7 @@ def _redrawn_together(state: SamplerState, plan: Plan, posterior: Posterior, *, 
     return x_next
 
 
-def _redrawn_alone(state: SamplerState, plan: Plan, posterior: Posterior, *, u: Tensor) -> Tensor:
-    """Every position of the plan takes a draw of its own, from uniforms u [N]."""
-    source, x_next = state.path.source, state.x_t.flatten().clone()
-    for part, tile, own in posterior.marginals(plan.rows):
-        _check_width(tile, source)
-        drawn = draw(tile, u[part], rows=own, forbidden=source.mask_token, filter=state.filter)
-        x_next[plan.rows[part]] = drawn.tokens
-    return x_next.view_as(state.x_t)
-
-
-def _check_width(logits: Tensor, source: Source) -> None:
+def check_width(logits: Tensor, source: Source) -> None:
     if logits.shape[-1] != source.vocab_size:
         mask = "" if source.mask_token is None else ", the mask token included"
         raise ValueError(
@@ -483,7 +472,7 @@ def transition_log_prob(
     """
     if not jump.markov:
         raise ValueError(f"{jump} is not Markov: its steps have no log-probability; use {ExactJump()} for that")
-    _check_width(logits, path.source)
+    check_width(logits, path.source)
     shaped = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     if path.source.mask_token is not None or filter is not None:
         shaped = shaped.clone()

@@ -1,7 +1,29 @@
-"""Where a text with unknown damage stands in time.
+"""Texts of unknown damage: which tokens are likely wrong, and where a draft stands in time.
 
-Let X_t be x_1 seen at time t through an independent source, and p = p_{1|t}(. | X_t) its posterior. Posteriors average
-to the probability of what they are about; so what p gives to the very token that is shown averages to
+**Which tokens are wrong.** What stands at a place is judged by the law of that place given all others,
+q_i(v) = P(X_1^i = v | X_t^j, j != i), and not by the posterior, which has seen the token itself. Given X_1^i, X_t^i
+knows nothing of the other places, so by Bayes' rule the two differ by one factor, for every joint law and source p_0:
+
+    p / (1 - p) = q / (1 - q) * (1 + kappa / ((1 - kappa) p_0(x))),        p = p_{1|t}(x | X_t),  x = X_t^i
+
+One call of the network gives all q_i(x^i), at any t in (0, 1): kappa only says how far the other places are believed.
+
+If q is the law of the text, then among V tokens
+
+    P(q_i(X^i) < a / V) = sum_v q_i(v) [q_i(v) < a / V] < a
+
+whatever q is: calling the tokens below a / V wrong is a false alarm at most once in 1 / a. A text of another kind than
+the model knows is unlikely all over. Its likeliest tokens show it: where the UPPER quantile of logit q, which damage of
+less than that share hardly moves, stands at m < 0 (in text of its own kind a model expects there what is shown), the
+limit is taken SLOPE * m lower:
+
+    x^i is damaged       if   logit q_i(x^i) < log(a / V) + SLOPE * min(m, 0)
+
+a = FALSE_ALARMS is a bound for a true q and a measured number for a network (docs/guides/generate.md).
+
+**Where a draft stands in time.** Let X_t be x_1 seen at time t through an independent source, and p = p_{1|t}(. | X_t)
+its posterior. Posteriors average to the probability of what they are about; so what p gives to the very token that is
+shown averages to
 
     E[p(X_t^i)] = P(X_1^i = X_t^i) = kappa_t + (1 - kappa_t) P(X_0^i = X_1^i) = kappa_t + (1 - kappa_t) / V
 
@@ -18,6 +40,7 @@ is wrong.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 
 import torch
@@ -25,9 +48,26 @@ from torch import Tensor
 
 from fsdfm.flow import MixturePath
 
-__all__ = ["HALVINGS", "consistent_time", "expected_agreement"]
+__all__ = ["FALSE_ALARMS", "HALVINGS", "consistent_time", "expected_agreement", "find_damage", "leave_one_out"]
 
+FALSE_ALARMS = 0.005  # share of right tokens that are called wrong in text of a kind that the model knows: at most
+JUDGED_AT = 0.85  # the kappa at which a text is judged
+UPPER, SLOPE = 0.7, 4.0
 HALVINGS = 7  # kappa to 1/128
+
+
+def leave_one_out(path: MixturePath, log_odds: Tensor, x_t: Tensor, *, kappa: float) -> Tensor:
+    """logit q_i(x^i): the log-odds of every shown token given all others, of its posterior log-odds [B, L]."""
+    _require_real_noise(path)
+    p_0 = path.source.probabilities().to(log_odds.dtype)[x_t]
+    return log_odds - torch.log1p(kappa / ((1 - kappa) * p_0))
+
+
+def find_damage(scores: Tensor, free: Tensor, vocab_size: int) -> Tensor:
+    """Which free tokens are likely wrong, of the logit q [B, L] of all: bool [B, L]."""
+    upper = torch.where(free, scores, torch.nan).nanquantile(UPPER, dim=-1)
+    limit = math.log(FALSE_ALARMS / vocab_size) + SLOPE * upper.clamp(max=0)
+    return free & (scores < limit[:, None])
 
 
 def expected_agreement(path: MixturePath, t: Tensor) -> Tensor:
@@ -49,8 +89,7 @@ def consistent_time(path: MixturePath, num_tokens: Tensor) -> Generator[Tensor, 
     that range is clean as far as the model can tell, and gets its last time; one that agrees worse everywhere gets 0.
     It takes HALVINGS + 1 calls.
     """
-    if path.source.mask_token is not None and float(path.source.probabilities()[path.source.mask_token]) == 1:
-        raise ValueError("this model's noise is the mask, so it takes every word for right; say which are damaged")
+    _require_real_noise(path)
     low = torch.zeros(len(num_tokens), dtype=torch.float64)
     high = 1 - 1 / num_tokens.to(torch.float64)
     kappa = high
@@ -61,3 +100,9 @@ def consistent_time(path: MixturePath, num_tokens: Tensor) -> Generator[Tensor, 
         high = torch.where(later, high, kappa)
         kappa = (low + high) / 2
     return path.schedule.kappa_inverse(kappa)
+
+
+def _require_real_noise(path: MixturePath) -> None:
+    mask = path.source.mask_token
+    if mask is not None and float(path.source.probabilities()[mask]) == 1:
+        raise ValueError("this model's noise is the mask, so it takes every word for right; say which are damaged")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
-from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule
+from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule, find_rule
 from fsdfm.generate.budget import BudgetTarget, EntropyCurve
+from fsdfm.peers.sampling import tail_grid
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advice", "read_advice"]
 
 MAX_STEPS = 8192  # eight times the finest step size that training knows
+MAX_SEED = 2**64 - 1
 DEFAULT_STEPS = 8
-GRIDS = ("uniform", "kappa", "fitted")
+GRIDS = ("uniform", "kappa", "tail", "fitted")
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -40,6 +42,11 @@ class SamplerOptions(TypedDict, total=False):
     curve: EntropyCurve | None
 
 
+def _says(about: str, **bounds: float) -> dict[str, Any]:
+    """What a schema says of an option: a sentence, and the bounds that are checked below."""
+    return {"about": about, "bounds": bounds}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
     """How to sample; the same for every request of a call.
@@ -52,31 +59,57 @@ class SamplerConfig:
                   so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
     jump          the rule of a step: exact, single, instant, systematic, spaced, sweep; certain, bounded, stop, which
-                  adapt (`fsdfm.flow.adaptive`); or a `StepRule`; what the model advises unless said, exact where it
-                  says nothing
+                  adapt (`fsdfm.flow.adaptive`); a peer's, with options if need be (`remdm-cap:eta=0.02`), or a
+                  `StepRule`; the model's own advice unless said, exact where it has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; fitted: the best for the model's entropy
-                  curve; "0,0.5,0.9,1": these times; or a `Grid`
+                  curve; tail: equal steps, and a last call where hardly any noise is left, as some peers spend it;
+                  "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
-                  tokens that is given), 0 where nothing is; a blind repair estimates it
+                  tokens that is given), 0 where nothing is
     cache         off; prompt: the keys and values of what is given are those of the first call of a block, which is
                   faster and not exact; prompt:4: they are renewed in every fourth call (`fsdfm.generate.cache`)
     keep_states   keep the text at every step in the result
     curve         the model's entropy curve, which its advice has
     """
 
-    steps: int | Literal["auto"] | None = None
-    target: str | None = None
-    seed: int = 0
-    temperature: float | None = None
-    final_temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    jump: str | StepRule | None = None
-    grid: str | Grid = "uniform"
-    start: float | None = None
-    cache: str = "off"
-    keep_states: bool = False
-    curve: EntropyCurve | None = None
+    steps: int | Literal["auto"] | None = field(
+        default=None,
+        metadata=_says(
+            "Network calls for a block of text; the model's own advice, or 8, unless said.", ge=1, le=MAX_STEPS
+        ),
+    )
+    target: str | None = field(
+        default=None, metadata=_says("Of steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
+    )
+    seed: int = field(
+        default=0, metadata=_says("The same request with the same seed gives the same text.", ge=0, le=MAX_SEED)
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata=_says("Below 1: bolder about what is likely. The model's own advice, or 1, unless said.", gt=0),
+    )
+    final_temperature: float | None = field(
+        default=None, metadata=_says("Go from the temperature in the first call to this in the last, evenly.", gt=0)
+    )
+    top_p: float | None = field(
+        default=None, metadata=_says("Keep the likeliest tokens up to this probability.", gt=0, le=1)
+    )
+    top_k: int | None = field(default=None, metadata=_says("Keep so many of the likeliest tokens.", ge=1))
+    jump: str | StepRule | None = field(
+        default=None,
+        metadata=_says(
+            "exact, single, instant, systematic, spaced or sweep: the model's own advice, or exact, unless said."
+        ),
+    )
+    grid: str | Grid = field(default="uniform", metadata=_says("uniform, kappa, fitted, or times such as 0,0.5,0.9,1."))
+    start: float | None = field(
+        default=None, metadata=_says("The time to start from; it follows from what is given unless said.", ge=0, lt=1)
+    )
+    cache: str = field(
+        default="off", metadata=_says("off; prompt: keep what is computed of the prompt (not exact); prompt:4: renew.")
+    )
+    keep_states: bool = field(default=False, metadata=_says("Keep the text at every step in the result."))
+    curve: EntropyCurve | None = field(default=None, metadata=_says("The model's entropy curve, which its advice has."))
 
     def __post_init__(self) -> None:
         if self.steps not in (None, "auto"):
@@ -85,8 +118,13 @@ class SamplerConfig:
             BudgetTarget.read(self.target)
             if self.steps != "auto":
                 raise ValueError(f"target is {self.target!r}, which belongs to steps auto, and steps is {self.steps}")
+        require_whole("seed", self.seed, 0, high=MAX_SEED)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        if not isinstance(self.keep_states, bool):
+            raise ValueError(f"keep_states is {self.keep_states!r:.80}; allowed are True and False")
+        if not isinstance(self.grid, str | Grid):
+            raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
         self.rule()
         self.refresh()
@@ -101,11 +139,7 @@ class SamplerConfig:
     def rule(self) -> StepRule:
         """The jump rule."""
         jump = "exact" if self.jump is None else self.jump
-        if isinstance(jump, StepRule):
-            return jump
-        if jump not in RULES:
-            raise ValueError(f"jump is {jump!r}; allowed are {', '.join(RULES)}")
-        return RULES[jump]
+        return jump if isinstance(jump, StepRule) else find_rule(jump)
 
     def refresh(self) -> int | None:
         """After how many calls the keys of what is given are renewed: 0 never, None: they are not kept."""
@@ -160,7 +194,8 @@ class SamplerConfig:
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states", "curve")}
         if self.cache == "off":
             del record["cache"]
-        record["jump"] = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
+        named = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
+        record["jump"] = self.jump if isinstance(self.jump, str) else named
         if isinstance(self.grid, Grid):
             record["grid"] = ",".join(f"{time:g}" for time in self.grid.times.flatten().tolist())
         return {name: value for name, value in record.items() if value is not None}
@@ -179,6 +214,8 @@ class SamplerConfig:
             return self._fitted(starts, schedule)
         if shape is None:
             shape = Grid.uniform(self.num_steps()).times
+            if self.grid == "tail" and self.num_steps() > 1:
+                shape = tail_grid(self.num_steps()).times
             if self.grid == "kappa":
                 shape = schedule.kappa_inverse(shape)
         times = starts[:, None] + (1 - starts[:, None]) * (shape - shape[0]) / (1 - shape[0])

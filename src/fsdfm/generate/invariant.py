@@ -4,35 +4,47 @@ A matrix product rounds differently when its number of rows changes, so the same
 last digits, and sooner or later another token. Hence no call has a shape that depends on the batch: on a CPU every call
 is about one sample, whose own coins decide how many rows it asks for; elsewhere the trunk takes eight samples at a
 time, the head HEAD_ROWS positions, and what is missing is filled up.
+
+Texts of unequal length share a call where their lengths fall into one bucket, of 225 .. 256 tokens, say. On a CPU each
+is computed by itself and nothing is padded. Elsewhere a text is padded to the end of its bucket and the padding hidden
+from attention, *also where it is alone*: its shapes are a function of the text, which is bit for bit the same in any
+company. One that fills its bucket has no padding and no mask, and shares calls with its like only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdfm.flow import Posterior, SplitNetwork, network_posterior
+from fsdfm.flow import Posterior, Question, SplitNetwork, network_posterior
 from fsdfm.model.context import Context
 from fsdfm.runtime import Runtime
 
-__all__ = ["HEAD_ROWS", "AfterContext", "BatchInvariant"]
+__all__ = ["BUCKET", "HEAD_ROWS", "AfterContext", "BatchInvariant"]
 
 HEAD_ROWS = 128  # what the sampler asks of a head at a time
+BUCKET = 32  # tokens: texts whose lengths are equal when rounded up to a multiple share a call
 _ROWS = {"cpu": 1}
 _ROWS_ELSEWHERE = 8
 
 
 class BatchInvariant:
-    """A denoiser in two parts whose result for a row does not depend on the rows beside it."""
+    """A denoiser in two parts whose result for a row does not depend on the rows beside it.
 
-    def __init__(self, model: SplitNetwork, runtime: Runtime):
+    rows     samples of a call of the trunk; by the device unless said
+    """
+
+    def __init__(self, model: SplitNetwork, runtime: Runtime, *, rows: int | None = None):
         self.model, self.runtime = model, runtime
-        self.rows = _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
+        self.rows = rows or _ROWS.get(runtime.device.type, _ROWS_ELSEWHERE)
         self.samples_apart = self.rows == 1  # what the sampler asks of the head is of one sample, too
+        self.pads = self.rows > 1 and "keys" in inspect.signature(model.trunk).parameters
 
     @property
     def joint(self) -> Any:
@@ -44,17 +56,53 @@ class BatchInvariant:
         """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
         return network_posterior(self, x_t, t, h=h, rows=rows)
 
+    def group(self, question: Question) -> Hashable:
+        """Questions of equal groups may be answered together."""
+        length = question.x_t.shape[1]
+        if self.rows == 1:
+            return -(-length // BUCKET)
+        return length + self._padding(length), self._padding(length) > 0
+
+    @torch.no_grad()
+    def posteriors(self, questions: Sequence[Question]) -> list[Posterior]:
+        """The answers to questions of one group, about one text each, bit for bit what each would be alone."""
+        if any(len(each.x_t) != 1 for each in questions):
+            raise ValueError(f"questions are about {[len(each.x_t) for each in questions]} texts; allowed is one each")
+        if self.rows == 1:
+            return [self.posterior(each.x_t, each.t, each.h, rows=each.rows) for each in questions]
+        features = self._features([(each.x_t, each.t, each.h) for each in questions])
+        return [
+            network_posterior(_Computed(self, found), each.x_t, each.t, h=each.h, rows=each.rows)
+            for each, found in zip(questions, features, strict=True)
+        ]
+
     @torch.no_grad()
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Features [B, L, C], `rows` samples at a time."""
+        return self._features([(x_t, t, h)])[0]
+
+    def _features(self, asked: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        """Features [B, L, C] of batches (x_t, t, h) of one group."""
+        lengths = torch.cat([torch.full((len(x_t),), x_t.shape[1]) for x_t, _, _ in asked])
+        width = int(lengths[0]) + self._padding(int(lengths[0]))
+        x_t = torch.cat([F.pad(x_t, (0, width - x_t.shape[1])) for x_t, _, _ in asked])
+        values = [x_t, *(torch.cat([each[place] for each in asked]) for place in (1, 2))]
+        hidden: list[Tensor] = []
+        if self._padding(int(lengths[0])):
+            hidden = [(torch.arange(width) < lengths[:, None]).to(x_t.device)]
         parts = []
         for start in range(0, len(x_t), self.rows):
             part = slice(start, start + self.rows)
-            found = len(x_t[part])
+            filled = [_fill(value[part], self.rows) for value in (*values, *hidden)]
             with self.runtime.autocast():
-                features = self.model.trunk(*(_fill(value[part], self.rows) for value in (x_t, t, h)))
-            parts.append(features[:found].to(torch.float32))
-        return torch.cat(parts)
+                features = self.model.trunk(*filled[:3], **({"keys": filled[3]} if hidden else {}))
+            parts.append(features[: len(x_t[part])].to(torch.float32))
+        found = torch.split(torch.cat(parts), [len(x_t) for x_t, _, _ in asked])
+        return [own[:, : x_t.shape[1]] for own, (x_t, _, _) in zip(found, asked, strict=True)]
+
+    def _padding(self, length: int) -> int:
+        """Tokens that are missing to the end of the bucket."""
+        return -length % BUCKET if self.pads else 0
 
     @torch.no_grad()
     def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
@@ -98,6 +146,39 @@ class BatchInvariant:
                 logits = self.model.logits_at(F.pad(part, (0, 0, 0, missing)) if missing else part)
             parts.append(logits[: len(part)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # without a copy where the sampler asks
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A network whose trunk has run on one question already."""
+
+    network: BatchInvariant
+    features: Tensor
+    samples_apart = False
+
+    @property
+    def joint(self) -> Any:
+        """The model's joint head, if it has one."""
+        return self.network.joint
+
+    @property
+    def model(self) -> SplitNetwork:
+        """What it wraps, whose embedding a joint head may read."""
+        return self.network.model
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The features of the one text."""
+        del x_t, t, h
+        return self.features
+
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
+        """The features of the rows."""
+        del x_t, t, h
+        return self.features.flatten(0, 1)[rows]
+
+    def logits_at(self, features: Tensor) -> Tensor:
+        """The head of the network."""
+        return self.network.logits_at(features)
 
 
 class AfterContext:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
@@ -122,8 +122,9 @@ class LanguageModel:
     jump, grid, start, cache, keep_states. A text depends on its request and the settings, never on what else is in the
     batch.
 
-    Threads may share one: a call keeps its state to itself, and the weights are only read. Processes that fork after
-    torch has computed must load their own (`multiprocessing` with spawn).
+    Threads may share one: a call keeps its state to itself, and the weights are only read. On a CPU so may a process
+    and its forks: a child writes the same texts with one thread. On a GPU children load their own (`multiprocessing`
+    with spawn).
 
     begin   "document": position 0 holds the token that begins a document, given; "anywhere": nothing does
     """
@@ -246,9 +247,10 @@ class LanguageModel:
     ) -> Generation | list[Generation]:
         """Repair a text, or its tokens, or several texts blind; `replaced` says which tokens changed.
 
-        damaged   known damage: a bool a token, token positions, or spans (begin, end) of characters; these are written
-                  anew from noise and the rest stands fast. None: blind; every token may change, from the time on at
-                  which the model finds the text as noisy as it is (`fsdfm.generate.blind`)
+        damaged   known damage: a bool per token, token positions, or spans (begin, end) of characters; these are
+                  written anew from noise and the rest stands fast. None: blind; so are the tokens that the model finds
+                  surely wrong given all others (`marked`), about one right token in 200 among them
+                  (`fsdfm.generate.blind`)
         options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
                   keep_states, curve: see `SamplerConfig`
         """
@@ -288,14 +290,24 @@ class LanguageModel:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
         return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
 
-    def run(self, requests: Sequence[Request], **options: Unpack[SamplerOptions]) -> list[Generation]:
-        """Answer any requests, ragged ones too, in their order; those of equal length walk together."""
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[SamplerOptions],
+    ) -> list[Generation]:
+        """Answer any requests, ragged ones too, in their order; those of equal length walk together.
+
+        progress   is told of the steps of the texts on their way: after each, which block it was of how many
+        """
         config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
             walk = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
-            for _ in walk.run():
-                pass
+            for moment in walk.run():
+                if progress is not None:
+                    progress(moment.block + 1, len(walk.blocks))
             answers |= dict(zip(group, walk.results(), strict=True))
         return [answers[index] for index in range(len(requests))]
 

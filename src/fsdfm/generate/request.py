@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -35,7 +35,8 @@ class Request:
     damaged  said to be damaged
     num_bos  1 where the first token begins the document and is no part of the text, else 0
     ends     whether the text may end early, at the end of a document; else that token is not written
-    draft    whether the tokens that are not frozen are a draft to set out from, not gaps to fill: blind repair
+    draft    whether the tokens that are not frozen are a draft to set out from, not gaps to fill
+    blind    whether the model first finds which of the tokens that are not frozen are wrong: blind repair
     copy     numbers several texts of one request
     """
 
@@ -45,6 +46,7 @@ class Request:
     num_bos: int = 0
     ends: bool = False
     draft: bool = False
+    blind: bool = False
     copy: int = 0
 
     def copies(self, num: int) -> list[Request]:
@@ -56,9 +58,21 @@ class Request:
 
         28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block.
         """
-        fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or self.draft]
+        known = self.draft or self.blind
+        fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or known]
         digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
         return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
+
+
+def _is_whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_place(value: object) -> bool:
+    """Whether this can be a mark, a position or a span."""
+    return isinstance(value, int) or (
+        isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_whole, value))
+    )
 
 
 class PromptEncoder:
@@ -116,7 +130,7 @@ class PromptEncoder:
     def damaged(
         self, text: str | Sequence[int], damaged: Damage | None = None, *, begin: Begin = "document"
     ) -> Request:
-        """A text to repair: at the damaged places, or blind, where every token may change."""
+        """A text to repair: at the damaged places, or blind, where the model finds them itself."""
         bos = self._bos(begin)
         tokens = self._encode(text, "the text", opening=True) if isinstance(text, str) else self._check(text)
         if damaged is None:
@@ -130,7 +144,7 @@ class PromptEncoder:
             frozen=tuple(frozen),
             damaged=(*[False] * len(bos), *marked),
             num_bos=len(bos),
-            draft=damaged is None,
+            blind=damaged is None,
         )
 
     def _bos(self, begin: Begin) -> list[int]:
@@ -159,6 +173,10 @@ class PromptEncoder:
         return whole[len(line) :] if whole[: len(line)] == line else self.tokenizer.encode(text)
 
     def _check(self, tokens: Sequence[int]) -> list[int]:
+        if not isinstance(tokens, Sequence) or isinstance(tokens, bytes) or not all(map(_is_whole, tokens)):
+            raise ValueError(
+                f"the text is {tokens!r:.80}; allowed are a text, a list of its tokens and a list of texts"
+            )
         if not tokens:
             raise ValueError("the text is empty; give at least one word")
         self._require_room(len(tokens))
@@ -166,6 +184,10 @@ class PromptEncoder:
         return [int(token) for token in tokens]
 
     def _mark(self, tokens: Sequence[int], damaged: Damage) -> list[bool]:
+        if isinstance(damaged, str) or not isinstance(damaged, Iterable) or not all(map(_is_place, damaged)):
+            raise ValueError(
+                f"damaged is {damaged!r:.80}; allowed are a bool per token, token positions, or spans (begin, end)"
+            )
         places = list(damaged)
         if places and all(isinstance(place, bool) for place in places):
             if len(places) != len(tokens):
@@ -176,7 +198,7 @@ class PromptEncoder:
         else:
             marked = self._mark_spans(tokens, places)  # type: ignore[arg-type]
         if not any(marked):
-            raise ValueError("damaged names no token; leave it out to let every token change")
+            raise ValueError("damaged names no token; leave it out to have the model find them")
         return marked
 
     def _mark_positions(self, num_tokens: int, positions: Sequence[int]) -> list[bool]:

@@ -91,12 +91,13 @@ class Generation:
 
     text, tokens, pieces   the text, its tokens, the text of every token; special tokens are no part of them
     given          stood fast: prompt, suffix, what surrounds a gap, intact words of a repair
-    marked         said to be damaged, in a repair
+    marked         said to be damaged, in a repair; in a blind one, found so
     replaced       differs from the text that was to be repaired
     last_changed   the step, 1 .. steps, that changed it last; 0: none did
     changes        tokens changed in step 1, 2, ..., all blocks together
-    start          t_0 of the first block; h = (1 - t_0) / steps
-    calls          network calls: steps x blocks, and those that estimated the start of a blind repair
+    start          t_0 of the first block; h = (1 - t_0) / steps; 1 where a blind repair found nothing to mend
+    calls          network calls: steps x blocks; a blind repair has one more per block, which judges it, and no other
+                   where nothing is found
     seconds        from the request to its text, the batch it was in included
     seed, copy     what made its noise
     finished       the model ended the text itself

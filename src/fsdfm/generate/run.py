@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
-from fsdfm.flow import Denoiser, Grid, Posterior, Question, Sampler
+from fsdfm.flow import Denoiser, Grid, MixturePath, Posterior, Question, Sampler
 from fsdfm.flow.posterior import LogitsHook, Rows
-from fsdfm.generate.blind import consistent_time
+from fsdfm.generate.blind import JUDGED_AT, consistent_time, find_damage, leave_one_out
 from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
@@ -95,6 +95,8 @@ class GenerationRun:
         self.x = torch.tensor([request.tokens for request in requests])
         self.frozen = torch.tensor([request.frozen for request in requests])
         self.draft = torch.tensor([request.draft for request in requests])
+        self.blind = torch.tensor([request.blind for request in requests])
+        self.suspected = torch.zeros_like(self.frozen)
         self.ends = torch.tensor([request.ends for request in requests])
         self.decided = torch.zeros_like(self.frozen)
         self.last_changed = torch.zeros_like(self.x)
@@ -210,6 +212,11 @@ class GenerationRun:
         extra = self.extra if block else 0
         frozen = _prepend((self.frozen | self.decided)[rows][:, columns], extra, True)
         x_t = _prepend(self.x[rows][:, columns], extra, self.checkpoint.bos_id)
+        if bool(self.blind[rows].any()):
+            frozen = yield from self._freeze_likely(x_t, frozen, rows, columns=columns, extra=extra)
+            rows, x_t, frozen = yield from self._leave_whole(block, rows, x_t, frozen=frozen)
+            if not len(rows):
+                return
         num_bos = torch.tensor([extra or self.requests[row].num_bos for row in rows.tolist()])
         noise = Noise(config.seed, [self.requests[row].sample_index(block) for row in rows.tolist()])
         kept = frozen | self.draft[rows][:, None]
@@ -234,14 +241,15 @@ class GenerationRun:
         )
         denoiser = denoiser or self._cached(frozen)
         while not sampler.done:
-            step = sampler.answer(_answered((yield replace(sampler.question(), denoiser=denoiser))))
+            question = replace(sampler.question(), denoiser=denoiser)
+            self.calls[rows] += _asked(question)
+            step = sampler.answer(_answered((yield question)))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
             changed[:, columns] = step.jumps[:, extra:].cpu()
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
             yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed, sampler.done))
-        self.calls[rows] += sampler.calls
         self.num_blocks[rows] += 1
 
     def _denoiser(self, rows: Tensor) -> Denoiser | None:
@@ -255,6 +263,46 @@ class GenerationRun:
         if refresh is None or not bool(frozen.any()):
             return None
         return PromptCache(self.network, frozen, refresh=refresh)
+
+    # --- blind repair -------------------------------------------------------------------------------------------------
+
+    def _freeze_likely(
+        self, x_t: Tensor, frozen: Tensor, rows: Tensor, *, columns: Tensor, extra: int
+    ) -> Generator[Question, Posterior | None, Tensor]:
+        """What stands fast where texts are repaired blind: all but the tokens that are likely wrong."""
+        blind = self.blind[rows]
+        path, device = self.checkpoint.path, self.network.runtime.device
+        shown, told = x_t[blind].to(device), self._times(_judging_time(path), int(blind.sum()))
+        posterior = _answered((yield Question(shown, told, self._finest(told), None, self._denoiser(rows[blind]))))
+        self.calls[rows[blind]] += 1
+        log_odds = _shown_log_odds(posterior, shown, mask_token=path.source.mask_token)
+        scores = leave_one_out(path, log_odds, x_t[blind], kappa=JUDGED_AT)
+        damaged = find_damage(scores, ~frozen[blind], path.source.vocab_size)
+        self.suspected[rows[blind][:, None], columns] |= damaged[:, extra:]
+        frozen = frozen.clone()
+        frozen[blind] |= ~damaged
+        return frozen
+
+    def _leave_whole(
+        self, block: int, rows: Tensor, x_t: Tensor, *, frozen: Tensor
+    ) -> Generator[Event, Posterior | None, tuple[Tensor, Tensor, Tensor]]:
+        """Rows, tokens and what stands fast of the texts that have something to mend; the others are done here."""
+        whole = frozen.all(-1)
+        if bool(whole.any()):
+            done = rows[whole]
+            self.num_blocks[done] += 1
+            yield self._told(StepState(block, 0, done, torch.ones(len(done)), torch.zeros_like(self.frozen[done])))
+        return rows[~whole], x_t[~whole], frozen[~whole]
+
+    def _times(self, t: float, num: int) -> Tensor:
+        """The same time for `num` rows, as the network is told it."""
+        device = self.network.runtime.device
+        return torch.full((num,), t, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+
+    def _finest(self, told: Tensor) -> Tensor:
+        """The smallest step size that the model knows, as far as there is time for it."""
+        finest = 1 / max(self.checkpoint.budgets) if self.checkpoint.budgets else _FINEST
+        return (1 - told).clamp(max=finest)
 
     def _told(self, state: StepState) -> StepState:
         """The state of a step, kept where states are asked for."""
@@ -289,15 +337,14 @@ class GenerationRun:
         """The time of drafts x_t [n, L] whose free positions are unknown to be right: [n]."""
         path, device = self.checkpoint.path, self.network.runtime.device
         precise = torch.float32 if device.type == "mps" else torch.float64
-        finest = 1 / max(self.checkpoint.budgets) if self.checkpoint.budgets else _FINEST
         search = consistent_time(path, free.sum(-1))
         t = next(search)
         while True:
             told = t.to(device, precise)
-            h = (1 - told).clamp(max=finest)
-            posterior = yield Question(x_t.to(device), told, h, None, self._denoiser(rows))
+            posterior = yield Question(x_t.to(device), told, self._finest(told), None, self._denoiser(rows))
             self.calls[rows] += 1
-            shown = _shown_probability(_answered(posterior), x_t.to(device), mask_token=path.source.mask_token)
+            log_odds = _shown_log_odds(_answered(posterior), x_t.to(device), mask_token=path.source.mask_token)
+            shown = torch.sigmoid(log_odds)
             try:
                 t = search.send(torch.where(free, shown, 0.0).sum(-1) / free.sum(-1))
             except StopIteration as found:
@@ -368,18 +415,18 @@ class GenerationRun:
         part = slice(request.num_bos, end)
         tokens = tuple(self.x[row, part].tolist())
         pieces = pieces_of(self.checkpoint.tokenizer, tokens)
-        asked = request.tokens[part] if request.damaged else tokens
+        asked, none = request.tokens[part] if request.damaged else tokens, (False,) * len(tokens)
         return Generation(
             text="".join(pieces),
             tokens=tokens,
             pieces=pieces,
             given=request.frozen[part],
-            marked=request.damaged[part] or (False,) * len(tokens),
+            marked=tuple(self.suspected[row, part].tolist()) if request.blind else request.damaged[part] or none,
             replaced=tuple(a != b for a, b in zip(asked, tokens, strict=True)),
             last_changed=tuple(self.last_changed[row, part].tolist()),
             changes=tuple(self.changes[row].tolist()),
             steps=self.steps,
-            start=float(self.starts[row]),
+            start=float(self.starts[row].nan_to_num(1.0)),
             blocks=int(self.num_blocks[row]),
             calls=int(self.calls[row]),
             seconds=float(self.seconds[row]),
@@ -396,19 +443,36 @@ def _prepend(values: Tensor, extra: int, value: int | bool | None) -> Tensor:
     return values if not extra else torch.cat([torch.full_like(values[:, :1], value), values], 1)  # type: ignore[arg-type]
 
 
+def _asked(question: Question) -> Tensor:
+    """Whether a question is about each of its texts, 1 or 0: one that nothing is asked about needs no call; [n]."""
+    count, length = question.x_t.shape
+    if question.rows is None:
+        return torch.ones(count, dtype=torch.int64)
+    return torch.bincount(question.rows.cpu() // length, minlength=count).clamp(max=1)
+
+
 def _answered(posterior: Posterior | None) -> Posterior:
     if posterior is None:
         raise ValueError("a question was not answered; send the posterior that it asks for")
     return posterior
 
 
-def _shown_probability(posterior: Posterior, x_t: Tensor, *, mask_token: int | None) -> Tensor:
-    """p_{1|t}(x_t^i | x_t), the probability of the token that is shown: float64 [B, L]."""
+def _judging_time(path: MixturePath) -> float:
+    return float(path.schedule.kappa_inverse(torch.tensor(JUDGED_AT, dtype=torch.float64)))
+
+
+def _shown_log_odds(posterior: Posterior, x_t: Tensor, *, mask_token: int | None) -> Tensor:
+    """logit p_{1|t}(x_t^i | x_t), the log-odds of the token that is shown: float64 [B, L].
+
+    The other tokens are summed without it, so that the digits stay where it is nearly certain.
+    """
     posterior = posterior.given(torch.full_like(x_t, -1), forbidden=mask_token)
-    tokens, shown = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
+    tokens, found = x_t.flatten(), torch.empty(x_t.numel(), dtype=torch.float64)
     for part, tile, own in posterior.marginals(torch.arange(x_t.numel(), device=x_t.device)):
-        wide = (tile if own is None else tile[own]).to(torch.float32)
+        wide = (tile if own is None else tile[own]).to(torch.float32, copy=True)
         if mask_token is not None:
             wide[:, mask_token] = -torch.inf
-        shown[part] = torch.log_softmax(wide, -1).gather(-1, tokens[part, None])[:, 0].cpu().double()
-    return shown.exp().view_as(x_t)
+        shown = wide.gather(-1, tokens[part, None])
+        others = wide.scatter(-1, tokens[part, None], -torch.inf).logsumexp(-1)
+        found[part] = (shown[:, 0].double() - others.double()).cpu()
+    return found.view(x_t.shape)

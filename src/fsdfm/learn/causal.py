@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.data import TrainingBatch
-from fsdfm.learn.objective import Outcome
+from fsdfm.learn.objective import Outcome, UntaughtObjective
 from fsdfm.noise import Noise
 
 __all__ = ["NextTokenConfig", "NextTokenObjective"]
@@ -23,28 +23,13 @@ class NextTokenConfig:
 
 
 @dataclass(frozen=True)
-class NextTokenObjective:
+class NextTokenObjective(UntaughtObjective):
     """-log p(x^i | x^1 .. x^{i-1}) in nats: the mean over samples of the mean over their tokens; the first is given."""
 
     @property
     def step_sizes(self) -> Tensor:
         """There is no time: all is one step."""
         return torch.ones(1, dtype=torch.float64)
-
-    @property
-    def teacher(self) -> None:
-        """Nobody is asked."""
-        return None
-
-    @property
-    def teacher_share(self) -> float:
-        """Of no row."""
-        return 0.0
-
-    @property
-    def validation(self) -> NextTokenObjective:
-        """Itself."""
-        return self
 
     def __call__(self, model: Any, batch: TrainingBatch, _: Noise, /, **__: Any) -> Outcome:
         """The loss of a batch for a model with `nll`: int64 [B, L] -> [B, L-1]."""

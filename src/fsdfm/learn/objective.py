@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ __all__ = [
     "Target",
     "Teacher",
     "TrainableDenoiser",
+    "UntaughtObjective",
     "register_objective",
     "register_teacher",
 ]
@@ -149,6 +150,25 @@ class Objective(Protocol):
     ) -> Outcome:
         """The loss of a batch; `ema` is the network that a teacher asks."""
         ...
+
+
+class UntaughtObjective:
+    """What most objectives say: nobody is asked, and held-out text has the same loss. A subclass may say otherwise."""
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Nobody is asked."""
+        return None
+
+    @property
+    def teacher_share(self) -> float:
+        """Of the rows, all or none."""
+        return 0.0 if self.teacher is None else 1.0
+
+    @property
+    def validation(self) -> Objective:
+        """Itself."""
+        return cast(Objective, self)
 
 
 class SectionConfig(Protocol):

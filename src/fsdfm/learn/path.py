@@ -17,7 +17,7 @@ from fsdfm.flow import MixturePath, generalised_kl, low_discrepancy_turns
 from fsdfm.flow.posterior import without_token
 from fsdfm.learn.likelihood import is_joint, joint_loss
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
-from fsdfm.learn.objective import Outcome, TrainableDenoiser
+from fsdfm.learn.objective import Outcome, TrainableDenoiser, UntaughtObjective
 from fsdfm.noise import Noise, Purpose
 
 __all__ = [
@@ -163,7 +163,7 @@ def noised(path: MixturePath, batch: TrainingBatch, noise: Noise, *, t: Tensor, 
         length = batch.x_1.shape[1]
         spaced = noise.uniform(Purpose.PHASE, 1, step=1) < spaced_share
         turns = torch.where(spaced, low_discrepancy_turns(noise, length), noise.uniform(Purpose.PATH, length))
-    x_t = path.sample(batch.x_0, batch.x_1, t, noise=noise, turns=turns)
+    x_t = batch.x_0 if batch.t is not None else path.sample(batch.x_0, batch.x_1, t, noise=noise, turns=turns)
     scored = torch.ones_like(x_t, dtype=torch.bool)
     if batch.given is not None:
         x_t = torch.where(batch.given, batch.x_1, x_t)
@@ -236,7 +236,7 @@ def mean_by_sample(per_row: Tensor, rows: NoisedRows, batch: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PathObjective:
+class PathObjective(UntaughtObjective):
     """Pre-training: the path loss at small steps of size h, t drawn from the time grid."""
 
     path: MixturePath
@@ -251,21 +251,6 @@ class PathObjective:
         """The one step size."""
         return torch.tensor([self.h], dtype=torch.float64)
 
-    @property
-    def teacher(self) -> None:
-        """Nobody is asked."""
-        return None
-
-    @property
-    def teacher_share(self) -> float:
-        """Of no row."""
-        return 0.0
-
-    @property
-    def validation(self) -> PathObjective:
-        """Itself."""
-        return self
-
     def __call__(
         self,
         model: TrainableDenoiser,
@@ -276,7 +261,7 @@ class PathObjective:
     ) -> Outcome:
         """The mean over samples of the mean over their scored positions."""
         h = torch.full((len(batch.x_1),), self.h, dtype=torch.float64)
-        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0])
+        t = self.times(h, noise.uniform(Purpose.TIME, 1)[:, 0]) if batch.t is None else batch.t
         batch = settled(self.path, batch, noise, h=h)
         rows = noised(self.path, batch, noise, t=t, spaced_share=self.spaced_share)
         device = batch.x_1.device

@@ -6,6 +6,9 @@ larger. How certain depends on where the parent's own randomness comes from. Fre
 can guess. A quantile coupling (`fsdfm.flow.coupling`) reads the first draw of a position off x_0 and takes the coins
 and later draws, which only correct, from one noise for all pairs: x_1 is then a function of x_0.
 
+`Perturbed` begins on the way to a real text instead, at a time that the pair remembers: ReDi's form for text. It works
+for a mask source, too, where noise alone says nothing.
+
 `InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise
 that spells it. Discrete reflow was published as ReDi (arXiv 2507.15897); quantile coupling with an autoregressive
 teacher is close to Gumbel Distillation (2603.22216).
@@ -36,7 +39,7 @@ from fsdfm.flow import (
 )
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Reflow", "couple"]
+__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Perturbed", "Reflow", "couple"]
 
 
 class Draws(Protocol):
@@ -116,6 +119,49 @@ class Reflow:
             hook=None if self.draws is None else self.draws(self.path, x_0, filter=self.filter, order=self.order),
         )
         return x_0, x_1
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """Pairs (x_t, x_1 of the parent) that begin at a time t of their own, on the way from noise to a text.
+
+    text     the rows of some samples, int64 [B, L]
+    times    the times of some samples, float64 [B]
+    steps    that the parent takes from t to 1
+    first_token   whether the first token of a row is given
+    """
+
+    denoiser: Denoiser | SplitNetwork | LogitsFunction
+    path: MixturePath
+    text: Callable[[Sequence[int]], Tensor]
+    times: Callable[[Sequence[int]], Tensor]
+    steps: int
+    rule: StepRule = field(default_factory=ExactJump)
+    seed: int = 0
+    first_token: bool = False
+    filter: Filter | None = None
+
+    def pairs(self, samples: Sequence[int], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """(x_t, x_1) of these samples, int64 [B, L] each."""
+        noise, real, t = Noise(self.seed, samples), self.text(samples), self.times(samples)
+        frozen = torch.zeros_like(real, dtype=torch.bool)
+        frozen[:, 0] = self.first_token
+        x_0 = self.path.sample_x_0(real, noise)
+        x_t = torch.where(frozen, real, self.path.sample(x_0, real, t, noise=noise)).to(device)
+        shape = torch.linspace(0, 1, self.steps + 1, dtype=torch.float64)
+        times = t[:, None] + (1 - t[:, None]) * shape
+        times[:, -1] = 1.0
+        x_1 = sample(
+            self.denoiser,
+            self.path,
+            x_t,
+            grid=Grid(times),
+            rule=self.rule,
+            noise=noise,
+            frozen=frozen.to(device),
+            filter=self.filter,
+        )
+        return x_t, x_1
 
 
 @dataclass(frozen=True)

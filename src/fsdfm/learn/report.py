@@ -31,7 +31,7 @@ class Report:
     logs: Mapping[str, float]  # what the objective noted
     loss_by_h_t: Mapping[str, Mapping[str, float]]  # log2 h -> first time of the bin -> loss
     alarm: str | None = None
-    averaged: int = 1  # training steps; the first report after a resume may have fewer than the others
+    averaged: int = 1  # training steps
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values, one line of `metrics.jsonl`."""
@@ -58,53 +58,93 @@ class Report:
 
 
 class Tally:
-    """Sums over the outcomes since the last report, here or on several processes."""
+    """Sums over the outcomes since the last report, here or on several processes.
+
+    cells     (log2 h, quarter of t) -> [sum of losses, count]
+    logs      name -> portion -> [sum, count], so that what processes say of one portion comes together
+    earlier   name -> [sum of portions' means, portions]: from before the run was resumed
+    """
 
     def __init__(self) -> None:
-        self.cells: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self.logs: dict[str, dict[int, list[float]]] = {}  # name -> portion -> [sum, count]
-        self.norms: list[float] = []
-        self.portions = 0
-        self.tokens = 0
-        self.steps = 0
+        self.cells: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0])
+        self.logs: dict[str, dict[int, list[float]]] = {}
+        self.earlier: dict[str, list[float]] = {}
+        self.portions = self.tokens = self.steps = 0
+        self.norms = self.seconds = 0.0
 
     def add(self, outcome: Outcome, tokens: int) -> None:
         """Note what an objective said about some rows."""
         for t, h, loss in zip(outcome.t.tolist(), outcome.h.tolist(), outcome.sample_loss.tolist(), strict=True):
-            self.cells[round(math.log2(h)), min(int(t * _TIME_BINS), _TIME_BINS - 1)].append(loss)
+            _grow(self.cells[round(math.log2(h)), min(int(t * _TIME_BINS), _TIME_BINS - 1)], loss, 1)
         for name, value in outcome.logs.items():
             count = outcome.counts.get(name, 1)
             self.logs.setdefault(name, {})[self.portions] = [value * count, count]
         self.portions += 1
         self.tokens += tokens
 
+    def add_step(self, norm: float) -> None:
+        """Note a training step and the norm of its gradient."""
+        self.norms += norm
+        self.steps += 1
+
     def take(self, other: Tally) -> None:
         """Add what another process noted about its rows of the same portions."""
-        for cell, losses in other.cells.items():
-            self.cells[cell] += losses
+        for cell, (total, count) in other.cells.items():
+            _grow(self.cells[cell], total, count)
         for name, portions in other.logs.items():
             for portion, (total, count) in portions.items():
-                mine = self.logs.setdefault(name, {}).setdefault(portion, [0.0, 0.0])
-                mine[0], mine[1] = mine[0] + total, mine[1] + count
+                _grow(self.logs.setdefault(name, {}).setdefault(portion, [0.0, 0.0]), total, count)
         self.tokens += other.tokens
 
     def loss_by_h_t(self) -> dict[str, dict[str, float]]:
         """The mean loss by log2 h and by the quarter of [0, 1) that t lies in."""
         table: dict[str, dict[str, float]] = {}
-        for (h, time), losses in sorted(self.cells.items()):
-            table.setdefault(str(h), {})[f"{time / _TIME_BINS:g}"] = _mean(losses)
+        for (h, time), (total, count) in sorted(self.cells.items()):
+            table.setdefault(str(h), {})[f"{time / _TIME_BINS:g}"] = total / count
         return table
 
     def means(self) -> dict[str, float]:
         """The mean of everything the objective noted, over the portions where it did."""
-        return {
-            name: _mean([total / count for total, count in portions.values() if count])
-            for name, portions in self.logs.items()
-        }
+        return {name: total / count if count else math.nan for name, (total, count) in self._sums().items()}
+
+    def _sums(self) -> dict[str, list[float]]:
+        sums = {name: list(sum_) for name, sum_ in self.earlier.items()}
+        for name, portions in self.logs.items():
+            own = sums.setdefault(name, [0.0, 0])
+            for total, count in portions.values():
+                if count:
+                    _grow(own, total / count, 1)
+        return sums
+
+    def to_json(self) -> dict[str, Any]:
+        """The sums as plain values, for a run that resumes before its next report."""
+        cells = [[h, time, *sums] for (h, time), sums in sorted(self.cells.items())]
+        numbers = {name: getattr(self, name) for name in _SUMS}
+        return {**numbers, "cells": cells, "means": self._sums()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], *, whole: bool = True) -> Tally:
+        """What `to_json` wrote; not `whole`: without what all processes say together, which one of them has."""
+        tally = cls()
+        try:
+            for name in _SUMS if whole else _OF_ALL:
+                setattr(tally, name, type(getattr(tally, name))(record[name]))
+            for h, time, total, count in record["cells"] if whole else ():
+                tally.cells[int(h), int(time)] = [float(total), int(count)]
+            for name, (total, count) in record["means"].items() if whole else ():
+                tally.earlier[str(name)] = [float(total), int(count)]
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"the sums in this training state cannot be read ({error!r}); start a new run") from error
+        return tally
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+_OF_ALL = ("steps", "norms", "seconds")  # the same on every process
+_SUMS = (*_OF_ALL, "tokens")
+
+
+def _grow(sums: list[float], total: float, count: float) -> None:
+    sums[0] += total
+    sums[1] += count
 
 
 class EntropyAlarm:

@@ -7,6 +7,7 @@ another number of processes. Every process runs this loop on its rows; what they
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ class TrainingState:
     """What a run needs beyond its averaged weights to go on: tensors by name, and plain numbers."""
 
     tensors: dict[str, Tensor]
-    numbers: dict[str, float | int | None]
+    numbers: dict[str, Any]
 
 
 class Hook(Protocol):
@@ -130,7 +131,7 @@ class Trainer:
         self.training_step = self.next_sample = self.tokens = 0
         self.last_loss = math.nan
         self._saved_step = -1
-        self._tally, self._seconds = Tally(), 0.0
+        self._tally = Tally()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class Trainer:
                 return False
             started = time.perf_counter()
             self._train_step(portions)
-            self._seconds += time.perf_counter() - started
+            self._tally.seconds += time.perf_counter() - started
             self._between_steps()
         self._save()
         return True
@@ -166,8 +167,7 @@ class Trainer:
         self.optimiser.step(self.training_step)
         self.runtime.settle(self.model, self.ema.module)
         self.ema.update(self.model, self.training_step)
-        self._tally.norms.append(norm)
-        self._tally.steps += 1
+        self._tally.add_step(norm)
         self.last_loss = sum(losses) / len(losses)
         self.tokens += self.processes.count * sum(part.x_1.numel() for part in seen)
         self.training_step += 1
@@ -221,8 +221,8 @@ class Trainer:
     # --- what it says -------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        tally, seconds = self._joined(self._tally), max(self._seconds, 1e-9)
-        self._tally, self._seconds = Tally(), 0.0
+        tally = self._joined(self._tally)
+        self._tally, seconds = Tally(), max(tally.seconds, 1e-9)
         if not tally.steps:
             return
         means = tally.means()
@@ -230,7 +230,7 @@ class Trainer:
             training_step=self.training_step,
             loss=means["loss"],
             learning_rate=self.optimiser.learning_rate(self.training_step - 1),
-            grad_norm=sum(tally.norms) / len(tally.norms),
+            grad_norm=tally.norms / tally.steps,
             tokens=self.tokens,
             tokens_per_second=tally.tokens / seconds,
             seconds_left=(self.config.steps - self.training_step) * seconds / tally.steps,
@@ -276,11 +276,12 @@ class Trainer:
         self.runtime.settle(self.model, self.ema.module)
         weights = _over("model.", self.model.state_dict())
         moments = _over("optimiser.", self.optimiser.state())
-        numbers: dict[str, float | int | None] = {
+        numbers: dict[str, Any] = {
             "training_step": self.training_step,
             "next_sample": self.next_sample,
             "tokens": self.tokens,
             "entropy_reference": self.alarm.reference,
+            "since_report": self._joined(copy.deepcopy(self._tally)).to_json(),
         }
         return TrainingState({**weights, **moments}, numbers)
 
@@ -300,6 +301,8 @@ class Trainer:
         self.training_step = self._saved_step = int(numbers["training_step"] or 0)
         self.next_sample, self.tokens = int(numbers["next_sample"] or 0), int(numbers["tokens"] or 0)
         self.alarm.reference = numbers["entropy_reference"]
+        if "since_report" in numbers:  # not in a state of an earlier version
+            self._tally = Tally.from_json(numbers["since_report"], whole=self.processes.is_rank0)
 
 
 def _over(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

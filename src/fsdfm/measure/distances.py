@@ -250,7 +250,7 @@ def trunk_features(checkpoint: Checkpoint) -> Callable[[Sequence[str]], Floats]:
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> Floats:
         rows = [(first + checkpoint.tokenizer.encode(text))[: checkpoint.length] for text in texts]
-        found = [_pool(lambda row: network.trunk(row, 1 - h, h), row, len(first), "cpu") for row in rows]
+        found = [_pool(lambda row: network.trunk(row, 1 - h, h), row, len(first), device="cpu") for row in rows]
         width = max((len(row) for row in found), default=0)
         return np.array([row if len(row) else np.zeros(width) for row in found]).reshape(len(texts), width)
 

@@ -455,6 +455,7 @@ class _Evaluator:
         if "continuation" in self.metrics:
             scores = self.assess.score(rows, "real continuations", border=self.supply.border)
             found |= self.assess.perplexities(scores, "continuation_")
+            found["continuation_entropy_bits"] = self.assess.entropy(rows, border=self.supply.border)
         if "mauve" in self.metrics and self.spare is not None and len(self.spare) == len(rows):
             found |= self.assess.mauve(self.spare, "real text")
         for name in TOLERANCE:
@@ -524,6 +525,7 @@ class _Evaluator:
             flags=(*flags, *self.assess.flags(drawn.tokens, real)),
             matched=matched,
             metrics=metrics,
+            facts={"calls_made": float(drawn.columns["calls"].mean())} if "calls" in drawn.columns else {},
         )
 
     def _alternative(self, real: Mapping[str, Measured]) -> Row:
@@ -572,6 +574,7 @@ class _Evaluator:
             drawn = self.supply.draw("continuation", job.steps, temperature=temperature, num=num)
             scores = self.assess.score(drawn.tokens, f"{job.name}, continuations", border=self.supply.border)
             found |= self.assess.perplexities(scores, "continuation_")
+            found["continuation_entropy_bits"] = self.assess.entropy(drawn.tokens, border=self.supply.border)
         if "accuracy" in self.metrics:
             drawn = self.supply.draw("repair", job.steps, temperature=temperature, num=num)
             found["accuracy"] = self.assess.ratio(drawn, "hits", "free")

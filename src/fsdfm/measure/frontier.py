@@ -28,7 +28,15 @@ from fsdfm.measure.results import Measured, Row
 from fsdfm.measure.statistics import Interval
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["AtEntropy", "Frontier", "common_entropies", "compare_frontiers", "frontier_of", "frontier_point"]
+__all__ = [
+    "AtEntropy",
+    "Frontier",
+    "common_entropies",
+    "compare_frontiers",
+    "frontier_of",
+    "frontier_point",
+    "mean_frontier",
+]
 
 Floats = npt.NDArray[np.float64]
 PERPLEXITY, ENTROPY = "token_perplexity", "entropy_bits"
@@ -71,6 +79,10 @@ class Frontier:
             else math.nan
         )
 
+    def extended(self, entropy_bits: float) -> float:
+        """f(H) at any entropy; beyond an end of the sweep its last piece goes on."""
+        return _between(self.entropy, self.log_perplexity, entropy_bits)
+
     def excess(self, entropy_bits: float, log_perplexity: float) -> float:
         """log-perplexity - f(H): below 0 is better than this sampler at the temperature of the same entropy."""
         return log_perplexity - self.at(entropy_bits)
@@ -102,25 +114,39 @@ def _between(x: Floats, y: Floats, at: float) -> float:
     return float(y[a] + (y[b] - y[a]) * (at - x[a]) / (x[b] - x[a]))
 
 
-def frontier_point(metrics: Mapping[str, Measured]) -> tuple[Measured, Measured] | None:
-    """Entropy and perplexity of one row, if it has both and they are finite."""
-    if PERPLEXITY not in metrics or ENTROPY not in metrics:
+def frontier_point(metrics: Mapping[str, Measured], by: str = ENTROPY) -> tuple[Measured, Measured] | None:
+    """Entropy (or another metric that rises with the temperature) and perplexity of one row, if both are finite."""
+    if PERPLEXITY not in metrics or by not in metrics:
         return None
-    entropy, perplexity = metrics[ENTROPY], metrics[PERPLEXITY]
+    entropy, perplexity = metrics[by], metrics[PERPLEXITY]
     finite = math.isfinite(entropy.value) and math.isfinite(perplexity.value) and perplexity.value > 0
     return (entropy, perplexity) if finite else None
 
 
-def frontier_of(rows: Iterable[Row]) -> Frontier:
-    """The frontier of rows of one model and one budget at several temperatures."""
+def frontier_of(rows: Iterable[Row], by: str = ENTROPY) -> Frontier:
+    """The frontier of rows of one model and one budget at several temperatures.
+
+    by   what perplexity is compared at: the entropy, or `distinct_2`, for models that are equally diverse
+    """
     points = sorted(
-        (point for point in (frontier_point(row.metrics) for row in rows) if point is not None),
+        (point for point in (frontier_point(row.metrics, by) for row in rows) if point is not None),
         key=lambda point: point[0].value,
     )
     distinct = [p for n, p in enumerate(points) if n == 0 or p[0].value > points[n - 1][0].value]
     columns = [(e.value, math.log(p.value), _sd(e.low, e.high), _sd(_log(p.low), _log(p.high))) for e, p in distinct]
     table = np.array(columns, dtype=np.float64).reshape(len(columns), 4).T
     return Frontier(*table)
+
+
+def mean_frontier(sweeps: Iterable[Sequence[tuple[float, float]]]) -> Frontier:
+    """The frontier of a model over seeds: the mean, temperature by temperature, of their (entropy, log-perplexity).
+
+    Every sweep has the same temperatures in the same order; where one is shorter, what all of them have.
+    """
+    means = sorted(tuple(np.mean(points, 0).tolist()) for points in zip(*sweeps, strict=False))
+    distinct = [p for n, p in enumerate(means) if n == 0 or p[0] > means[n - 1][0]]
+    entropy, level = np.array(distinct, dtype=np.float64).reshape(len(distinct), 2).T
+    return Frontier(entropy, level, np.zeros_like(entropy), np.zeros_like(level))
 
 
 def _log(value: float) -> float:

@@ -167,9 +167,10 @@ class Drawn:
     """N samples and what was noted on their way.
 
     tokens    [N, L]
-    columns   numbers [N] by name: `jumps` (changes of positions), `free` (positions not given), `bits` and `logits`
-              (summed entropy and number of the model's distributions), `seconds`; of repairs also `hits` and
-              `argmax_hits` among the free positions: the last step's draws, and its likeliest tokens in their place
+    columns   numbers [N] by name: `jumps` (changes of positions), `calls` (of the network, as made), `free` (positions
+              not given), `bits` and `logits` (summed entropy and number of the model's distributions), `seconds`; of
+              repairs also `hits` and `argmax_hits` among the free positions: the last step's draws, and its likeliest
+              tokens in their place
     """
 
     tokens: TokenRows
@@ -219,6 +220,7 @@ class TaskSampler:
         seconds = (read_clock(lm.runtime.device) - began - note.seconds) / len(samples)
         columns = {
             "jumps": run.changes.sum(1),
+            "calls": run.calls,
             "seconds": torch.full((len(samples),), seconds),
             **note.columns(run.x),
         }

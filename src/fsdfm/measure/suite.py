@@ -164,6 +164,10 @@ class MetricSuite:
             found[f"distinct_{n}"] = self._jackknife(partial(distinct_n, n=n), tokens)
         return found
 
+    def entropy(self, rows: TokenRows, *, border: int) -> Measured:
+        """The mean unigram entropy, in bits, of what stands at `border` or behind it."""
+        return _measured(bootstrap_mean([unigram_entropy_bits(row[border:]) for row in rows], seed=self.seed))
+
     def flags(self, rows: TokenRows, real: Mapping[str, Measured]) -> tuple[str, ...]:
         """How the samples leave the band of real text, in words; as many samples as real rows are compared."""
         if self.real is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +36,11 @@ from fsdfm.model.network import Network
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
 ConditioningName = Literal["time", "step", "fused"]
-ClockName = Literal["time", "none", "sigma"]
+ClockName = Literal["time", "none", "sigma", "geometric"]
 ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
 SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
+SMALLEST_SIGMA, LARGEST_SIGMA = 1e-4, 20.0  # the ends of sigma on the clock `geometric`: SEDD's with the uniform graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class ModelConfig(JointStackConfig):
     num_heads: int = 12
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
-    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa at kappa = t
+    clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa (`_told`)
     says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
     canvas: int | None = None  # tokens that are written at a time, after clean context (`fsdfm.model.context`)
@@ -213,9 +215,15 @@ def _joint_head(config: ModelConfig) -> JointHead | None:
 
 
 def _told(clock: ClockName, t: Tensor) -> Tensor:
-    """What the network is told at time t: t, 0, or sigma = -ln(epsilon + (1 - epsilon) t) with epsilon = 1e-3."""
+    """What the network is told at time t, which is kappa: t, 0, or sigma.
+
+    sigma       -ln(epsilon + (1 - epsilon) t), epsilon = 1e-3
+    geometric   -ln t between 1e-4 and 20
+    """
     if clock == "time":
         return t
+    if clock == "geometric":
+        return -torch.log(t.clamp(min=math.exp(-LARGEST_SIGMA), max=math.exp(-SMALLEST_SIGMA)))
     return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
 
 
@@ -261,11 +269,13 @@ class DiT(Network):
         rows: Tensor | None = None,
         embedded: Tensor | None = None,
         context: Context | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
 
         embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
         context    the clean text before x_t, as `read` or `read_all` give it
+        keys       which positions are seen at all, bool [B, L]: padding is not; None: all
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
@@ -275,7 +285,8 @@ class DiT(Network):
             rows = torch.where(rows % length > 0, rows - 1, rows)
         rotary = self._rotary(length, x_t.device, 0 if context is None else context.start)
         x = self.embedding(x_t) if embedded is None else embedded
-        features = self._through(x, t, h, rotary=rotary, rows=rows, beside=None if context is None else context.seen())
+        beside = None if context is None else context.seen()
+        features = self._through(x, t, h, rotary=rotary, rows=rows, beside=beside, keys=keys)
         if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)
         return features
@@ -289,14 +300,15 @@ class DiT(Network):
         rotary: Rotary,
         rows: Tensor | None = None,
         beside: Sequence[Beside] | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Blocks and the last norm: [B, L, C] -> [B, L, C], or with rows [N, C]."""
         conditions = self.conditioning(_told(self.config.clock, t), h)
         seen: Sequence[Beside | None] = [None] * len(self.blocks) if beside is None else beside
         for block, c, own in zip(self.blocks[:-1], conditions[:-2], seen[:-1], strict=True):
-            x = block(x, c, rotary, beside=own)
+            x = block(x, c, rotary, beside=own, keys=keys)
         length = x.shape[1]
-        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, beside=seen[-1])
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, beside=seen[-1], keys=keys)
         shift, scale = self.modulation(conditions[-1])
         if rows is not None:
             shift, scale = shift[rows // length, 0], scale[rows // length, 0]

@@ -297,17 +297,26 @@ class Attention(nn.Module):
         self.qkv = linear(config.width, outputs, bias=False)
         self.out = linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None, *, beside: Beside | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        cache: Cache | None = None,
+        *,
+        keys: Tensor | None = None,
+        beside: Beside | None = None,
+    ) -> Tensor:
         """Softmax(q k^T / sqrt(D)) v, heads joined and projected: [B, L, C] -> [B, L, C].
 
-        With a cache, x holds the tokens that follow the cached ones; `beside` holds what else they see.
+        With a cache, x holds the tokens that follow the cached ones. Without one, and not causal, `keys` [B, L] are the
+        positions that are seen; `beside` holds what else they see, and then all of it.
         """
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, self.num_heads + 2 * self.num_kv_heads, self.head_width)
         qk = rotate(heads[:, :, : -self.num_kv_heads], rotary).transpose(1, 2)
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         v = heads[:, :, -self.num_kv_heads :].transpose(1, 2)
-        seen, causal = None, self.causal and length > 1
+        seen, causal = _seen(keys), self.causal and length > 1
         if cache is not None:
             if causal and cache.length:  # the new tokens see all before them, and each other as far as they go
                 ends = torch.ones(length, cache.length + length, dtype=torch.bool, device=x.device)
@@ -325,7 +334,9 @@ class Attention(nn.Module):
         """Whether several query heads share a head of K and V."""
         return self.num_kv_heads != self.num_heads
 
-    def at(self, x: Tensor, rotary: Rotary, rows: Tensor, *, beside: Beside | None = None) -> Tensor:
+    def at(
+        self, x: Tensor, rotary: Rotary, rows: Tensor, *, keys: Tensor | None = None, beside: Beside | None = None
+    ) -> Tensor:
         """The attention of some positions to all of their sample: x [B, L, C], rows b * L + i in order -> [N, C].
 
         Keys and values are computed everywhere, queries and the projection of what they find only at the rows.
@@ -346,9 +357,15 @@ class Attention(nn.Module):
             if len(own):
                 one = slice(sample, sample + 1)
                 heads = own.transpose(0, 1)[None]
-                y = F.scaled_dot_product_attention(heads, k[one], v[one], enable_gqa=self.grouped)
+                seen = None if keys is None else _seen(keys[one])
+                y = F.scaled_dot_product_attention(heads, k[one], v[one], attn_mask=seen, enable_gqa=self.grouped)
                 found.append(y[0].transpose(0, 1).flatten(1))
         return self.out(torch.cat([q.flatten(1)[:0], *found]))  # type: ignore[no-any-return]
+
+
+def _seen(keys: Tensor | None) -> Tensor | None:
+    """The positions [B, L] that every query of a sample sees, as attention takes them; None: all."""
+    return None if keys is None else keys[:, None, None, :]
 
 
 class Mlp(nn.Module):
@@ -446,15 +463,22 @@ class AdaptiveBlock(nn.Module):
         self.modulation.linear.bias.view(self.modulation.parts, -1)[2::3] = 1.0
 
     def forward(
-        self, x: Tensor, c: Tensor, rotary: Rotary, *, rows: Tensor | None = None, beside: Beside | None = None
+        self,
+        x: Tensor,
+        c: Tensor,
+        rotary: Rotary,
+        *,
+        rows: Tensor | None = None,
+        keys: Tensor | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """x [B, L, C] and c [B, cond_width] -> [B, L, C]; with rows b * L + i, in order, the output there: [N, C]."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(c)
         y = self.norm_attention(x, shift_a, scale_a)
         if rows is None:
-            y = self.attention(y, rotary, beside=beside)
+            y = self.attention(y, rotary, keys=keys, beside=beside)
         else:
-            y, sample = self.attention.at(y, rotary, rows, beside=beside), rows // x.shape[1]
+            y, sample = self.attention.at(y, rotary, rows, keys=keys, beside=beside), rows // x.shape[1]
             x = x.flatten(0, 1)[rows]
             gate_a, shift_m, scale_m, gate_m = (part[sample, 0] for part in (gate_a, shift_m, scale_m, gate_m))
         x = torch.addcmul(x, gate_a, F.dropout(y, self.dropout, self.training))

@@ -420,15 +420,16 @@ class Transformer(Network):
         if self.positions is not None and length > self.config.max_length:
             raise ValueError(f"the text has {length} tokens; this model has {self.config.max_length} learned positions")
         key = (length, device, future)
-        if self._places is None or self._places[0] != key or torch.compiler.is_compiling():
+        kept = self._places  # read once: another thread may ask for another length meanwhile
+        if kept is None or kept[0] != key or torch.compiler.is_compiling():
             with torch.inference_mode(False):  # else training could not use what sampling has left here
                 bias = visibility(self.config, length)
                 standing = torch.arange(length, device=device)
                 own = _Place(self._phases(standing), None if bias is None else bias.to(device)[None, None])
-            if torch.compiler.is_compiling():
-                return own
-            self._places = key, own
-        place = self._places[1]
+            kept = key, own
+            if not torch.compiler.is_compiling():
+                self._places = kept
+        place = kept[1]
         if positions is not None:
             place = place._replace(rotary=self._phases(positions))
         if keys is not None:

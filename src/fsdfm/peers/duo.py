@@ -29,11 +29,11 @@ from fsdfm.peers.noising import LogLinear, Noising, column
 from fsdfm.peers.transition import masked_law, nucleus
 
 __all__ = [
-    "Ancestral",
     "Divergence",
     "GaussianNoise",
     "Leading",
     "Psi",
+    "UniformAncestral",
     "consistency_loss",
     "diffuse",
     "gaussian_kappa",
@@ -228,7 +228,7 @@ def posterior_law(probs: Tensor, x_t: Tensor, *, kappa_t: Tensor, kappa_next: Te
 
 
 @dataclass(frozen=True)
-class Ancestral:
+class UniformAncestral:
     """Duo's sampler: x_next ~ q_{s|t}(. | x_t, x_theta); `top_p` filters x_theta before."""
 
     noising: Noising = field(default_factory=LogLinear)
@@ -270,7 +270,7 @@ class Psi:
             fresh = torch.zeros(logits.shape[-1], dtype=torch.float64)
             fresh[-1] = 1
         else:
-            probs = Ancestral(top_p=self.top_p).probs(logits)
+            probs = UniformAncestral(top_p=self.top_p).probs(logits)
             backward = posterior_law(probs, x_t, kappa_t=kappa_t, kappa_next=kappa_next)
             denoised = posterior_law(probs, x_t, kappa_t=kappa_t, kappa_next=torch.ones_like(kappa_t))
             fresh = torch.full((logits.shape[-1],), 1 / logits.shape[-1], dtype=torch.float64)

@@ -41,6 +41,7 @@ class LLaDARule(StepRule):
     """The decoder's step, its options under our names; theirs stand behind.
 
     block_length  B; None: one block
+    block_calls   calls per block in the place of B: 1 is the FS-DFM paper's setting, a block for every call
     temperature   T of the proposals; 0: the likeliest token. The sampler's own filter, if it has one, stands before it
     order         how positions are scored (`remasking`)
     ban_eos       the end of text is never proposed (`logits_eos_inf`)
@@ -62,10 +63,16 @@ class LLaDARule(StepRule):
     literal: bool = False
     eos_id: int | None = None
     eot_id: int | None = None
+    block_calls: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length is {self.block_length}; allowed are whole numbers >= 1, or None for one")
+        if self.block_calls is not None and (self.block_calls < 1 or self.block_length is not None):
+            raise ValueError(
+                f"block_calls is {self.block_calls} and block_length {self.block_length}; allowed is one of them, a "
+                "whole number >= 1"
+            )
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; allowed are finite numbers >= 0")
         if self.order not in get_args(Order):
@@ -105,7 +112,7 @@ class LLaDARule(StepRule):
 
     def _counts(self, state: SamplerState, candidates: Tensor) -> Tensor:
         """k per row; the literal decoder has counted the masks of the block at its beginning."""
-        left = block_window(self._begin(state), state, self.block_length)[1]
+        left = block_window(self._begin(state), state, self._size(state))[1]
         masks = candidates.sum(-1)
         if not self.literal:
             return _ceil(masks, left)
@@ -127,11 +134,18 @@ class LLaDARule(StepRule):
         """Where the window ends: with a threshold behind the first block that has masks left, else by the calls."""
         begin = self._begin(state)
         if self.threshold is None or state.index == state.steps - 1:
-            return block_window(begin, state, self.block_length)[0]
+            return block_window(begin, state, self._size(state))[0]
         length = state.x_t.shape[1]
         first = masked_positions(state, "llada").to(torch.int8).argmax(-1)
-        size = self.block_length or length
+        size = self._size(state) or length
         return (begin + size * ((first - begin).clamp(min=0) // size + 1)).clamp(max=length)
+
+    def _size(self, state: SamplerState) -> int | None:
+        """B: as it is given, or as long as a block of so many calls is in the row with most to write."""
+        if self.block_calls is None:
+            return self.block_length
+        longest = state.x_t.shape[1] - int(self._begin(state).min())
+        return -(-longest * self.block_calls // state.steps)
 
     def _window(self, state: SamplerState) -> Tensor:
         return torch.arange(state.x_t.shape[1], device=state.x_t.device) < self._end(state)[:, None]

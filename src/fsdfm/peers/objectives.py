@@ -22,6 +22,7 @@ from fsdfm.flow import ExactJump, Independent, MixturePath, PolynomialSchedule, 
 from fsdfm.flow.posterior import without_token
 from fsdfm.learn import Objective, Outcome, Teacher, TrainableDenoiser, register_objective
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
+from fsdfm.learn.objective import UntaughtObjective
 from fsdfm.learn.path import NoisedRows, mean_by_sample, noised, settled
 from fsdfm.learn.teacher import ParentTeacher
 from fsdfm.noise import Noise, Purpose
@@ -48,7 +49,7 @@ _STEP = 2.0**-10  # what a network that knows its step size is told
 
 
 @dataclass(frozen=True)
-class _PeerObjective:
+class _PeerObjective(UntaughtObjective):
     """What all of them share: one step size, no teacher, and their own loss on held-out text."""
 
     path: MixturePath
@@ -74,21 +75,6 @@ class _PeerObjective:
     def step_sizes(self) -> Tensor:
         """One: these networks are not told a step size."""
         return torch.tensor([_STEP], dtype=torch.float64)
-
-    @property
-    def teacher(self) -> Teacher | None:
-        """Nobody is asked."""
-        return None
-
-    @property
-    def teacher_share(self) -> float:
-        """Of the rows, all or none."""
-        return 0.0 if self.teacher is None else 1.0
-
-    @property
-    def validation(self) -> Objective:
-        """Itself."""
-        return self
 
     def __call__(
         self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, *, training_step: int, ema: Any
@@ -216,7 +202,7 @@ class UniformScoreObjective(ScoreObjective):
     @property
     def network(self) -> Mapping[str, str]:
         """Its outputs are log-scores."""
-        return {"clock": "sigma", "says": "uniform-scores"}
+        return {"clock": "geometric", "says": "uniform-scores"}
 
     def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         t = 1 - _noise_levels(noise, batch, self.shortest)

@@ -13,9 +13,9 @@ reveals everything, so that S steps are S calls and no further one is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from fsdfm.flow import RULES, Grid, Plan, Posterior, SamplerState, StepRule
 from fsdfm.flow.posterior import Denoiser, LogitsFunction, SplitNetwork, posterior_of
 from fsdfm.flow.reading import leave_one_out
+from fsdfm.flow.rule import scalar_fields
 from fsdfm.flow.schedule import Time
 from fsdfm.noise import Purpose
 from fsdfm.peers import duo, hdlm, remdm, sedd
@@ -99,6 +100,14 @@ class LawRule(StepRule):
 
     step: StepLaw = field(default_factory=Ancestral)
     source: Literal["mask", "uniform"] = "mask"
+
+    def options(self) -> dict[str, Any]:
+        """Those of the step: eta, top_p and so on."""
+        return scalar_fields(self.step)
+
+    def with_options(self, **options: Any) -> StepRule:
+        """The rule with another setting of its step."""
+        return replace(self, step=replace(self.step, **options))  # type: ignore[type-var]
 
     def plan(self, state: SamplerState) -> Plan:
         """All rows but the frozen ones: a shown token may be masked again, or replaced."""
@@ -210,6 +219,20 @@ class DuoRule(LawRule):
     source: Literal["mask", "uniform"] = "uniform"
     mixture: float = 1.0
     tail: Literal["ancestral", "greedy"] = "ancestral"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mixture <= 1 or self.tail not in ("ancestral", "greedy"):
+            raise ValueError(
+                f"mixture is {self.mixture} and tail {self.tail!r}; allowed are 0 <= mixture <= 1, ancestral and greedy"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Its own."""
+        return {"mixture": self.mixture, "tail": self.tail}
+
+    def with_options(self, **options: Any) -> StepRule:
+        """With its own options set."""
+        return replace(self, **options)
 
     def row_law(self, logits: Tensor, rows: Tensor, state: SamplerState) -> Tensor:
         """q_{s|t} or its mixture, in the path's own schedule; temperature, top-k and top-p act on x_theta."""

@@ -136,6 +136,11 @@ def _pairs(recipe: Recipe, bundle: Checkpoint, folder: str) -> data.Pairs:
             f"the pairs in {folder} have rows of {found[0]} of {found[1]} tokens, the recipe and its parent have "
             f"{wanted[0]} of {wanted[1]}; set data.length, or make pairs with this parent"
         )
+    if pairs.header.timed and (recipe.objective.kind != "path" or recipe.data.text_share or recipe.data.step_pairs):
+        raise ValueError(
+            f"the pairs in {folder} remember their times, which only the path loss on nothing but them can use; set "
+            'objective.kind to "path" and leave data.text_share and data.step_pairs out'
+        )
     return pairs
 
 

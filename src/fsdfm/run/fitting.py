@@ -18,7 +18,6 @@ from fsdfm.run.tracking import open_tracker
 from fsdfm.run.validation import Validation
 from fsdfm.runtime import commit, stop_on_signal, versions
 from fsdfm.show.timeline import Timeline
-from fsdfm.terminal import say
 
 __all__ = ["Result", "check_same", "describe", "fit"]
 
@@ -54,7 +53,60 @@ def describe(out: Path, recipe: Recipe) -> None:
     write_json(out / "run.json", {"commit": commit(), "versions": versions()}, indent=2)
 
 
-def fit(  # noqa: C901 (one decision per line, read in order)
+class _Journal:
+    """What a run writes down and says: the files of its folder, its tracker, the bar.
+
+    All processes call its methods, since they may share the weights; the first writes.
+    """
+
+    def __init__(self, recipe: Recipe, bar: ProgressBar, trainer: Trainer):
+        out = Path(recipe.out)
+        self.bar, self.speaks = bar, trainer.processes.is_rank0
+        self.metrics, self.samples, self.held_out = (
+            JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out")
+        )
+        self.tracker = None
+        if self.speaks:
+            self.tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=bar.say)
+            for file in (self.metrics, self.samples, self.held_out):
+                file.rewind(trainer.training_step)
+
+    def report(self, report: Report) -> None:
+        """The numbers of a training step."""
+        if self.speaks:
+            self.metrics.write(report.to_json())
+            self.bar.report(report)
+            if self.tracker is not None:
+                self.tracker.log(report.training_step, report.scalars())
+
+    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]], steps: int) -> None:
+        """What the averaged weights write in so many calls."""
+        with trainer.runtime.autocast():
+            timelines = write_texts(trainer)
+        trainer.runtime.settle(trainer.ema.module)
+        if self.speaks:
+            texts = ["".join(timeline.pieces) for timeline in timelines]
+            if self.tracker is not None:
+                self.tracker.show(trainer.training_step, timelines)
+            self.samples.write({"training_step": trainer.training_step, "steps": steps, "texts": texts})
+            self.bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
+
+    def measure(self, trainer: Trainer, validation: Validation) -> None:
+        """The loss on held-out text."""
+        record = validation(trainer)
+        if self.speaks:
+            self.held_out.write(record)
+            self.bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
+            if self.tracker is not None:
+                self.tracker.log(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
+
+    def close(self) -> None:
+        """The tracker's end."""
+        if self.tracker is not None:
+            self.tracker.close()
+
+
+def fit(
     trainer: Trainer,
     recipe: Recipe,
     *,
@@ -65,58 +117,20 @@ def fit(  # noqa: C901 (one decision per line, read in order)
     others: Sequence[Every] = (),
 ) -> Result:
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
-    out, processes = Path(recipe.out), trainer.processes
-    metrics, samples, unseen = (JsonLines(out / f"{name}.jsonl") for name in ("metrics", "samples", "held-out"))
-    tracker = None
-    if processes.is_rank0:
-        for file in (metrics, samples, unseen):
-            file.rewind(trainer.training_step)
-        tracker = open_tracker(recipe.train.tracker, out, asdict(recipe), say=lambda text: say(console, text))
+    out, steps = Path(recipe.out), recipe.sample.steps
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
+        journal = _Journal(recipe, bar, trainer)
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
-
-        def report(report: Report) -> None:
-            if not processes.is_rank0:
-                return
-            metrics.write(report.to_json())
-            bar.report(report)
-            if tracker is not None:
-                tracker.log(report.training_step, report.scalars())
-
-        def show_samples(trainer: Trainer) -> None:  # by all processes, which may share the weights
-            assert write_texts is not None
-            with trainer.runtime.autocast():
-                timelines = write_texts(trainer)
-            trainer.runtime.settle(trainer.ema.module)
-            if not processes.is_rank0:
-                return
-            texts = ["".join(timeline.pieces) for timeline in timelines]
-            if tracker is not None:
-                tracker.show(trainer.training_step, timelines)
-            samples.write({"training_step": trainer.training_step, "steps": recipe.sample.steps, "texts": texts})
-            bar.say(f"sample at step {trainer.training_step}: {' '.join(texts[0].split())[:200]}")
-
-        def measure(trainer: Trainer) -> None:
-            assert held_out is not None
-            record = held_out(trainer)
-            if not processes.is_rank0:
-                return
-            unseen.write(record)
-            bar.say(f"held-out loss at step {trainer.training_step}: {record['held_out_loss']:.4g}")
-            if tracker is not None:
-                tracker.log(trainer.training_step, {"held_out_loss": record["held_out_loss"]})
-
         hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
-            hooks.append(Every(recipe.sample.every, show_samples))
+            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts, steps)))
         if held_out is not None:
-            hooks.append(Every(recipe.held_out.every, measure))
-        trainer.hooks = Hooks(save=save, report=report, others=hooks)
+            hooks.append(Every(recipe.held_out.every, lambda trainer: journal.measure(trainer, held_out)))
+        trainer.hooks = Hooks(save=save, report=journal.report, others=hooks)
         finished = trainer.fit(stop)
-    if tracker is not None:
-        tracker.close()
-    return Result(out, trainer.training_step, finished, speaks=processes.is_rank0)
+        journal.close()
+    return Result(out, trainer.training_step, finished, speaks=journal.speaks)
 
 
 def check_same(file: Path, recipe: Recipe) -> None:

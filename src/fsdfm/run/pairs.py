@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +16,12 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
 from fsdfm.generate import SamplerConfig
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbed, Reflow, couple
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
 
-__all__ = ["PairsConfig", "make_coded_pairs", "make_pairs"]
+__all__ = ["PairsConfig", "make_coded_pairs", "make_pairs", "make_timed_pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,56 @@ def make_pairs(
     others["grid"] = None if config.grid == "uniform" else config.grid
     about |= {name: value for name, value in others.items() if value is not None}
     header = data.PairHeader(length=maker.length, vocab_size=bundle.path.source.vocab_size, about=about)
+    with Runtime(runtime or RuntimeConfig()) as machine:
+        machine.place(bundle.model.eval())
+        return _fill(maker, out, header, config=config, machine=machine, console=console)
+
+
+def make_timed_pairs(
+    parent: str | Path,
+    corpus: str | Path,
+    out: str | Path,
+    *,
+    config: PairsConfig | None = None,
+    runtime: RuntimeConfig | None = None,
+    console: Console | None = None,
+) -> int:
+    """Noise rows of a packed corpus, each to a time of its own, let a parent go on from there, keep both; resumable.
+
+    Train on them with the path loss, `model.parent` the same parent and `data.pairs` the folder.
+    """
+    config = config or PairsConfig()
+    if config.draws != "free" or config.grid != "uniform":
+        raise ValueError(
+            f"draws is {config.draws!r} and grid {config.grid!r} with --corpus; pairs that remember their time have "
+            "free draws on a uniform grid: leave both out"
+        )
+    bundle = load_model(parent)
+    sampler, first = config.sampler(bundle), bundle.bos_id
+    length = config.length or bundle.length
+    blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
+
+    def text(samples: Sequence[int]) -> Tensor:
+        rows = blocks.rows(samples).x_1
+        return rows if first is None else data.begin_with(first, rows)
+
+    about = {
+        **{"timed": True, "steps": sampler.num_steps(), "jump": sampler.jump or "exact", "seed": sampler.seed},
+        **{"temperature": 1.0 if sampler.temperature is None else sampler.temperature, "corpus": Path(corpus).name},
+        "parent": weights_sha256(bundle.model),
+    }
+    header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
+    maker = Perturbed(
+        bundle.model,
+        bundle.path,
+        text,
+        partial(data.pair_times, sampler.seed),
+        sampler.num_steps(),
+        rule=sampler.rule(),
+        seed=sampler.seed,
+        first_token=first is not None,
+        filter=sampler.filter(),
+    )
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(bundle.model.eval())
         return _fill(maker, out, header, config=config, machine=machine, console=console)

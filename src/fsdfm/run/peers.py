@@ -25,10 +25,10 @@ _NETWORKS: dict[System, dict[str, str]] = {
     "sdtt": {"clock": "none"},
     "hdlm-epsilon": {"clock": "none"},
     "sedd-absorb": {"clock": "sigma"},
+    "sedd-uniform": {"clock": "geometric", "says": "uniform-scores"},
     "duo": {"clock": "sigma", "says": "leave-one-out"},
 }
 _REFUSED: dict[System, str] = {
-    "sedd-uniform": "its network is told the sigma of a geometric schedule, which no checkpoint of ours can say",
     "hdlm-gamma": "its network blends the mask into every embedding by the noise of the position",
 }
 

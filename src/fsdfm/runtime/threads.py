@@ -6,6 +6,9 @@ other work a text of 1 CPU second took 11, and 100 s instead of 13. Two mends, n
 
     passive waiting   OMP_WAIT_POLICY=passive, which `import fsdfm` sets before torch starts, unless it is set already
     free cores        a model is loaded with as many threads as cores are free, at least one
+
+A process that forks takes none of OpenMP's threads along, and its child would wait for them for ever at the first
+product. A child therefore computes with one thread of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +16,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import torch
+
 __all__ = ["free_threads"]
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def free_threads(most: int, *, load: float | None = None, environment: Mapping[str, str] = os.environ) -> int:

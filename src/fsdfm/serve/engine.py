@@ -4,10 +4,9 @@ Every text is a `GenerationRun` of its own, which asks questions (x_t, t, h, row
 one thread collects the open question of every running text, puts those that fit together into one network call and
 gives each text its part of the answer. Texts join and leave between calls, whatever step the others are in.
 
-What fits together: questions of one model and one length. Nothing is padded to another length: a network without an
-attention mask would read the padding, and the text would depend on its company. Questions that name their rows and
-questions about any row are kept apart, too: on a CPU the network computes them by products of different shapes, which
-round differently. So a text is bit for bit what it would be alone.
+What fits together: questions of one model whose lengths fall into one bucket (`fsdfm.generate.invariant`). How the
+network computes them is made so that a text is bit for bit what it would be alone: on a CPU one after the other,
+without padding; elsewhere padded to the end of the bucket, as it would be alone, the padding hidden from attention.
 
 Who is next: the text that has been served least, in positions computed; a text that joins starts from the least served
 of the others. A short text therefore passes a long one, and no text waits for ever.
@@ -19,7 +18,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -87,11 +86,17 @@ class _Seat:
     began: float
     question: Question | None = None
 
-    def key(self) -> tuple[int, int, bool]:
+    def key(self) -> tuple[int, Hashable]:
         """What fits together has the same; who asks a denoiser of its own asks alone."""
         assert self.question is not None
-        asked = self.job.lm.network if self.question.denoiser is None else self.question.denoiser
-        return id(asked), self.question.x_t.shape[1], self.question.rows is None
+        if self.question.denoiser is not None:
+            return id(self.question.denoiser), None
+        return id(self.job.lm.network), self.job.lm.network.group(self.question)
+
+    def serve(self) -> None:
+        """Count a call, in positions computed."""
+        assert self.question is not None
+        self.served += self.question.x_t.shape[1]
 
     def advance(self, posterior: Posterior | None) -> bool:
         """On to the next question; whether there is one."""
@@ -264,7 +269,7 @@ class Engine:
         group = [seat for seat in ordered if seat.key() == key][: self.batch]
         try:
             began = time.perf_counter()
-            posterior = _ask(group)
+            answers = _ask(group)
             self.metrics.call_seconds.observe(time.perf_counter() - began)
         except Exception as error:
             if len(group) == 1:
@@ -274,20 +279,20 @@ class Engine:
             return
         self.metrics.calls.inc()
         self.metrics.batch_size.observe(len(group))
-        for index, seat in enumerate(group):
-            seat.served += key[1]
+        for seat, posterior in zip(group, answers, strict=True):
+            seat.serve()
             began = time.perf_counter()
-            self._advance(seat, posterior.part(index, 1))
+            self._advance(seat, posterior)
             self.metrics.step_seconds.observe(time.perf_counter() - began)
 
     def _answer_alone(self, seat: _Seat) -> None:
         """After a call for several failed: whose fault was it?"""
         try:
-            posterior = _ask([seat])
+            (posterior,) = _ask([seat])
         except Exception as error:
             self._leave(seat, error)
             return
-        seat.served += seat.key()[1]
+        seat.serve()
         self._advance(seat, posterior)
 
     def _advance(self, seat: _Seat, posterior: Posterior | None) -> None:
@@ -326,12 +331,10 @@ def _reason(job: Job) -> Exception:
     )
 
 
-@torch.no_grad()
-def _ask(group: Sequence[_Seat]) -> Posterior:
+def _ask(group: Sequence[_Seat]) -> list[Posterior]:
     """What the network says to the questions of a group, in one call."""
     questions = [seat.question for seat in group if seat.question is not None]
-    x_t, t, h = (torch.cat([getattr(question, name) for question in questions]) for name in ("x_t", "t", "h"))
-    length = x_t.shape[1]
-    rows = [question.rows + index * length for index, question in enumerate(questions) if question.rows is not None]
-    network = questions[0].denoiser or group[0].job.lm.network
-    return network.posterior(x_t, t, h, rows=torch.cat(rows) if rows else None)
+    alone = questions[0].denoiser
+    if alone is not None:
+        return [alone.posterior(each.x_t, each.t, each.h, rows=each.rows) for each in questions]
+    return group[0].job.lm.network.posteriors(questions)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
+
+from fsdfm.generate import SamplerConfig, SamplerOptions
 
 __all__ = [
     "Completion",
@@ -21,13 +24,11 @@ __all__ = [
 MAX_TEXT = 65_536
 MAX_PROMPTS = 16
 MAX_N = 16
-MAX_STEPS = 1024
-MAX_SEED = 2**63 - 1
+MAX_STEPS = 1024  # of a served text, whatever the sampler allows
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Span = Annotated[list[int], Field(min_length=2, max_length=2)]
-Jump = Literal["exact", "single", "instant", "systematic", "spaced", "sweep", "certain", "bounded", "stop"]
 
 
 class _Body(BaseModel):
@@ -42,40 +43,41 @@ class StreamOptions(_Body):
     include_usage: bool | None = Field(default=False, description="An event with the usage before the end.")
 
 
-class Sampling(_Body):
+SAMPLER_FIELDS = tuple(field for field in fields(SamplerConfig) if field.name not in ("keep_states", "curve"))
+"""What a body says of sampling: the options of `SamplerConfig`, by their names; a stream has its own way of states."""
+
+
+def _sampler_fields() -> dict[str, Any]:
+    """name -> (type in JSON, field). A rule or grid has a name here; None and what is left out are the default."""
+    kinds, limits = get_type_hints(SamplerOptions), {"steps": {"le": MAX_STEPS}, "grid": {"max_length": MAX_TEXT}}
+    made = {}
+    for field in SAMPLER_FIELDS:
+        kind = next(kind for kind in (get_args(kinds[field.name]) or (kinds[field.name],)) if kind in (int, float, str))
+        about = {"description": field.metadata["about"], **field.metadata["bounds"], **limits.get(field.name, {})}
+        if kind is float:
+            about["allow_inf_nan"] = False
+        if field.name == "seed":
+            about["description"] += " A random one unless said; the answer names it."
+        made[field.name] = (kind | None, Field(default=None, **about))
+    calls = Annotated[int, Field(ge=1, le=MAX_STEPS)] | Literal["auto"] | None
+    said = "Network calls for a block of text; auto: as many as the target needs; the model's own advice unless said."
+    made["steps"] = (calls, Field(default=None, description=said))
+    return made
+
+
+if TYPE_CHECKING:
+    _SamplerBody = _Body
+else:
+    _SamplerBody = create_model("_SamplerBody", __base__=_Body, **_sampler_fields())
+
+
+class Sampling(_SamplerBody):
     """How a text is sampled: the options every endpoint has."""
 
     model: Annotated[str, StringConstraints(max_length=512)] | None = Field(
         default=None, description="One of /v1/models; the server's first unless said."
     )
     n: int | None = Field(default=1, ge=1, le=MAX_N, description="How many texts.")
-    seed: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_SEED,
-        description="The same request with the same seed gives the same text. A random one unless said; the answer "
-        "names it.",
-    )
-    temperature: float | None = Field(
-        default=None,
-        gt=0,
-        le=10,
-        description="Below 1: bolder about what is likely. The model's own advice unless said.",
-    )
-    top_p: float | None = Field(
-        default=None, gt=0, le=1, description="Keep the likeliest tokens up to this probability."
-    )
-    top_k: int | None = Field(default=None, ge=1, le=2**31, description="Keep so many of the likeliest tokens.")
-    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | Literal["auto"] | None = Field(
-        default=None, description="Network calls for a block of text; 8 unless said; auto: as `target` needs."
-    )
-    target: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, description="Of steps auto: quality=0.3 (nats per token), calls=8 or ms=500."
-    )
-    jump: Jump | None = Field(default=None, description="The rule of a step; the model's own advice unless said.")
-    start: float | None = Field(
-        default=None, ge=0, lt=1, description="The time to start from; it follows from what is given unless said."
-    )
     stream: bool | None = Field(default=False, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
     diffusing: bool | None = Field(

@@ -6,11 +6,19 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fsdfm.files import did_you_mean
-from fsdfm.generate import Generation, LanguageModel, Request, SamplerConfig, State
-from fsdfm.serve.schemas import CompletionBody, FimBody, InfillBody, RepairBody, Sampling
+from fsdfm.generate import Generation, LanguageModel, Request, SamplerConfig, SamplerOptions, State
+from fsdfm.serve.schemas import (
+    MAX_STEPS,
+    SAMPLER_FIELDS,
+    CompletionBody,
+    FimBody,
+    InfillBody,
+    RepairBody,
+    Sampling,
+)
 
 __all__ = ["RefusalError", "Work", "build_work"]
 
@@ -178,16 +186,12 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
 
 
 def _config(body: Sampling, lm: LanguageModel) -> SamplerConfig:
-    return lm.sampler_config(
-        steps=body.steps,
-        target=body.target,
-        seed=secrets.randbelow(_SEEDS) if body.seed is None else body.seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        jump=body.jump,
-        start=body.start,
-    )
+    said = {field.name: getattr(body, field.name) for field in SAMPLER_FIELDS}
+    options = {name: value for name, value in said.items() if value is not None}
+    config = lm.sampler_config(**cast(SamplerOptions, {"seed": secrets.randbelow(_SEEDS), **options}))
+    if config.num_steps() > MAX_STEPS:
+        raise ValueError(f"the grid has {config.num_steps()} steps; at most {MAX_STEPS} are allowed here: ask for less")
+    return config
 
 
 def _complete(work: Work, body: Any, max_canvas: int) -> Work:
@@ -300,7 +304,7 @@ def _refuse_unsupported(body: CompletionBody) -> None:
 
 
 def _count_given(request: Request) -> int:
-    if request.draft:
+    if request.draft or request.blind:
         return len(request.tokens) - request.num_bos
     return sum(request.frozen) - request.num_bos
 

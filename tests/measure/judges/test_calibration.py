@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdfm.measure.judges import TokenJudge, calibrate, shuffle_words
+from fsdfm.measure.judges import TokenJudge, calibrate, calibration, shuffle_words
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 
@@ -42,3 +42,11 @@ def test_shuffling_keeps_the_words() -> None:
     assert sorted(shuffled.split(" ")) == sorted(text.split())
     assert shuffled != " ".join(text.split())
     assert shuffle_words(text, seed=3, index=1) != shuffled
+
+
+def test_a_file_of_llama2c_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(calibration, "llama2c_judge", lambda file, device: asked.append(str(file)))
+    calibration.make_judge("some/stories42M.bin")
+    calibration.make_judge("stories15m:other.model")
+    assert asked == ["some/stories42M.bin", "other.model"]

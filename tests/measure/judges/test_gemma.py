@@ -16,6 +16,7 @@ from fsdfm.measure.judges import calibrate, make_judge
 from fsdfm.measure.judges.gemma import SentencePieceEncoder, is_gemma3
 from fsdfm.measure.judges.gguf import read_gguf
 from fsdfm.measure.judges.huggingface import find_gemma3
+from gguf_files import add_shape, write_file
 
 transformers = pytest.importorskip("transformers", reason="the extra `judge`")
 gguf = pytest.importorskip("gguf", reason="the extra `judge`")
@@ -106,15 +107,9 @@ def write_gemma(file: Path, made: Any, *, quantised: bool = False) -> None:
     """As llama.cpp stores it: 1 is added to the weights of norms."""
     config = made.config
     writer = gguf.GGUFWriter(str(file), "gemma3")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    add_shape(writer, config)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
     writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("llama")
@@ -138,10 +133,7 @@ def write_gemma(file: Path, made: Any, *, quantised: bool = False) -> None:
             writer.add_tensor(f"{theirs}.weight", gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{theirs}.weight", array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
 
 
 def reference(made: Any, tokens: list[int]) -> float:

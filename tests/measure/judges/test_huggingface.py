@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from fsdfm.measure.judges import calibrate, make_judge
 from fsdfm.measure.judges.gguf import read_gguf
 from fsdfm.measure.judges.huggingface import find_smollm2, gguf_judge
+from gguf_files import add_shape, write_file
 
 transformers = pytest.importorskip("transformers", reason="the extra `judge`")
 
@@ -97,13 +98,7 @@ def write_gguf(file: Path, network: Any, *, pre: str) -> None:
     gguf = pytest.importorskip("gguf", reason="the extra `judge`")
     config, state = network.config, network.state_dict()
     writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_shape(writer, config)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
@@ -128,10 +123,7 @@ def write_gguf(file: Path, network: Any, *, pre: str) -> None:
             heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
             array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(f"blk.{stem.split('.')[2]}.{names[part]}.weight", np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
 
 
 @pytest.mark.parametrize(("pre", "read_by_us"), [("gpt-2", True), ("another", False)])

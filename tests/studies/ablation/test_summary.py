@@ -114,12 +114,12 @@ def test_the_frontier_goes_on_straight_beyond_its_ends():
     assert scores.excess(CONTROL.label, 0, 1) == pytest.approx(0.0)
 
 
-def test_a_seed_that_cooling_hardly_moves_has_the_slope_of_the_others():
-    """Its own two points would give 50 nats a bit; levels stay each seed's own."""
+def test_the_slope_is_that_of_all_seeds_and_the_level_each_seeds_own():
+    """Its own two points would give 50 nats a bit; the means over seeds give (1 + 1 + 0.5) / (1 + 1 + 0.01)."""
     scores = scores_of([(100.0, 6.5)] * 3, [(100.0, 7.0)] * 3, slope=1.0)
     for budget in (1, 2):
         scores.frontiers[2, budget] = [(7.0, math.log(200.0)), (6.99, math.log(200.0) - 0.5)]
-    assert scores.excess("a", 2, 1) - scores.excess("b", 2, 1) == pytest.approx(0.5, abs=0.01)
+    assert scores.excess("a", 2, 1) - scores.excess("b", 2, 1) == pytest.approx(0.5 * 2.5 / 2.01)
     assert scores.excess("b", 2, 1) == pytest.approx(-math.log(2) + 0.25, abs=0.01)
     for seed in range(3):
         scores.frontiers[seed, 1] = [(7.0, 1.0), (7.0, 2.0)]

@@ -153,6 +153,14 @@ def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     written = (tmp_path / "sudoku.md").read_text()
     assert "mask, confident" in written
     assert [method.name for method in numbers.methods] == ["dfm", "mask", "rk2"]  # rk2 starts from dfm
+    gain = numbers.gain("mask", "confident", over=("mask", "exact"))
+
+    def solved(cell, rule: str) -> float:  # type: ignore[no-untyped-def]
+        return float(np.mean([cell["scores"][f"{rule}/{k}/easy"]["solved"] for k in (1, 4)]))
+
+    by_seed = [solved(cell, "confident") - solved(cell, "exact") for cell in numbers.results.of("mask")]
+    assert gain.value == pytest.approx(np.mean(by_seed))
+    assert any(line.startswith("`mask, confident` against `mask, exact`") for line in numbers.verdicts())
     found = numbers.at("dfm", "exact", 4, difficulty="easy", what="cells")
     assert 0 < found.value < 1
     record = json.loads((tmp_path / "sudoku.json").read_text())

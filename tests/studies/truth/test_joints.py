@@ -7,8 +7,8 @@ import torch
 
 from fsdfm.flow import ExactJump, MaskSource, MixturePath, UniformSource, total_variation
 from fsdfm.studies.truth.joints import FAMILIES, joint_sampler_law, sweep_law, whole_posterior
-from fsdfm.studies.truth.laws import exact_tables, law_of, transition_error
-from fsdfm.studies.truth.worlds import World
+from fsdfm.studies.truth.laws import exact_tables, law_of, score, transition_error
+from fsdfm.studies.truth.worlds import World, make_world
 
 
 def world(*, masked: bool = False, markov: bool = False) -> World:
@@ -63,6 +63,13 @@ def test_a_chain_is_all_that_a_markov_chain_needs() -> None:
     place = world(markov=True)
     assert total_variation(joint_sampler_law(place, 1, family=FAMILIES["chain"]), place.truth) < 1e-12
     assert total_variation(joint_sampler_law(world(), 1, family=FAMILIES["chain"]), world().truth) > 1e-3
+
+
+def test_the_share_of_right_words_is_that_of_what_can_be() -> None:
+    place = make_world("balanced")
+    law = torch.full_like(place.truth, 1 / len(place.truth))
+    assert score(law, place)["valid"] == pytest.approx(252 / 1024)  # 10 choose 5 of 2^10
+    assert score(place.truth, place)["valid"] == pytest.approx(1)
 
 
 def test_transitions_are_judged_by_pairs_alone() -> None:

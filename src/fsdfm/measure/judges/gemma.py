@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tokenizers import models, normalizers
 from torch import Tensor, nn
 
-from fsdfm.measure.judges.gguf import LONGEST_CONTEXT, GgufFile, judge_details
+from fsdfm.measure.judges.gguf import LONGEST_CONTEXT, GgufFile, judge_details, reading
 from fsdfm.measure.judges.scoring import TokenJudge
 
 __all__ = ["GemmaConfig", "GemmaModel", "SentencePieceEncoder", "gemma_judge", "is_gemma3"]
@@ -201,13 +201,8 @@ def gemma_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A Gemma 3 network as a judge; before a text stands the file's BOS unless `bos_id` replaces it."""
-    try:
+    with reading(file, "Gemma 3"):
         return _gemma_judge(file, name, bos_id, device=device)
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{file.name} is no Gemma 3 network that can be read ({type(error).__name__}: {str(error)[:200]}); "
-            "get it again"
-        ) from error
 
 
 def _gemma_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
 
-__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf"]
+__all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_gguf", "reading"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -163,17 +164,24 @@ def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, reader.number("I"), reader.number("Q")
 
 
+@contextmanager
+def reading(file: GgufFile, kind: str) -> Iterator[None]:
+    """Whatever is wrong with what a file says of a network is one error with its name."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{file.name} is no {kind} network that can be read ({type(error).__name__}: {str(error)[:200]}); "
+            "get it again"
+        ) from error
+
+
 def llama_judge(
     file: GgufFile, *, name: str, bos_id: int | None = None, device: torch.device | str = "cpu"
 ) -> TokenJudge:
     """A plain Llama network as a judge; `bos_id` replaces the first token that the file names."""
-    try:
+    with reading(file, "Llama"):
         return _llama_judge(file, name, bos_id, device=device)
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{file.name} is no Llama network that can be read ({type(error).__name__}: {str(error)[:200]}); "
-            "get it again"
-        ) from error
 
 
 def _llama_judge(file: GgufFile, name: str, bos_id: int | None, *, device: torch.device | str) -> TokenJudge:

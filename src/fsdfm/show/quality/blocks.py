@@ -8,8 +8,15 @@ A table stands between two comments, a single number inside of a line between tw
 
     ... in 8 calls <!-- number fewstep-8.json 8 token_perplexity -->47.6 [45.9, 49.3]<!-- /number --> against ...
 
-Files are looked for in one folder; files of one model, such as fewstep-1.json and fewstep-8.json, are taken as one.
-What stands outside of the marks, or in a block of code, is never touched.
+A section of a study's report, which is Markdown already, is taken over as it stands:
+
+    <!-- study sudoku-4x4.md Easy -->
+    (what stands under that heading)
+    <!-- /study -->
+
+Files are looked for in one folder, `fewstep*.json` means all of that beginning; files of one model, such as
+fewstep-1.json and fewstep-8.json, are taken as one. What stands outside of the marks, or in a block of code, is never
+touched.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_document
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
+_STUDY = re.compile(r"(<!-- study (\S+) ([^>]*?) ?-->\n)(.*?)(<!-- /study -->)", re.DOTALL)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL, _ALTERNATIVE = "real", "alternative"
 
@@ -46,6 +54,7 @@ def fill_blocks(text: str, folder: Path) -> str:
     """A document with every marked table and number as the result files in a folder have it."""
 
     def fill(part: str) -> str:
+        part = _STUDY.sub(lambda found: _section(found, folder), part)
         return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), part))
 
     return "".join(part if part.startswith("```") else fill(part) for part in _FENCED.split(text))
@@ -74,7 +83,7 @@ def _differs(file: Path, folder: Path) -> bool:
 
 def _table(found: re.Match[str], folder: Path) -> str:
     begin, kind, names, _, end = found.groups()
-    comparison = _comparison([folder / name for name in names.split()])
+    comparison = _comparison([file for name in names.split() for file in _files(folder, name)])
     if kind not in _TABLES:
         raise ValueError(f"the table {kind!r} is not known; allowed are {', '.join(_TABLES)}")
     table = _TABLES[kind](comparison)
@@ -82,6 +91,25 @@ def _table(found: re.Match[str], folder: Path) -> str:
         raise ValueError(f"{names} have no numbers for the table {kind}; measure them, or take the mark out")
     _, _, body = table.to_markdown().partition("\n\n")  # the document has its own heading
     return f"{begin}{body}{end}"
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """The file of a name, or those of a pattern such as fewstep*.json."""
+    if "*" not in name:
+        return [folder / name]
+    return sorted(folder.glob(name))
+
+
+def _section(found: re.Match[str], folder: Path) -> str:
+    begin, name, heading, _, end = found.groups()
+    try:
+        report = (folder / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {folder / name}: {error.strerror}; copy the study's report there") from error
+    parts = {head.strip(): body for head, _, body in (part.partition("\n") for part in report.split("\n## ")[1:])}
+    if heading not in parts:
+        raise ValueError(f"{name} has no section {heading!r}; it has {', '.join(parts)}")
+    return f"{begin}{parts[heading].strip()}\n{end}"
 
 
 def _number(found: re.Match[str], folder: Path) -> str:
@@ -129,13 +157,13 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
 
 
 def _join(known: Evaluation, later: Evaluation) -> Evaluation:
-    """Two evaluations of one model; the one that says more of real text lends its judge, its real text and facts."""
+    """Two evaluations of one model; the one that says more of real text, or has more, lends judge and facts."""
     joined = known
     for row in later.rows:
         joined = joined.with_row(_joined(joined, row))
     for row in later.frontier:
         joined = joined.with_frontier(row)
-    main, other = (known, later) if len(known.real) >= len(later.real) else (later, known)
+    main, other = (known, later) if _weight(known) >= _weight(later) else (later, known)
     return replace(
         main,
         rows=joined.rows,
@@ -143,6 +171,10 @@ def _join(known: Evaluation, later: Evaluation) -> Evaluation:
         controls=main.controls or other.controls,
         alternatives=_join_alternatives(main, other),
     )
+
+
+def _weight(evaluation: Evaluation) -> tuple[int, int]:
+    return len(evaluation.real), int(evaluation.facts.get("num_samples") or 0)
 
 
 def _join_alternatives(main: Evaluation, other: Evaluation) -> tuple[Row, ...]:

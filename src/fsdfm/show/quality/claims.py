@@ -60,11 +60,13 @@ def find_claims(comparison: Comparison) -> list[JudgedClaim]:
         for row in evaluation.plain:
             same = base.row(row.steps) if evaluation is not base else None
             against = {} if same is None else {f"{comparison.labels[0]}, {same.steps}": same.metrics}
-            found += [_claim(label, row, name, metrics) for name, metrics in {**against, **others}.items()]
+            found += [
+                _claim(label, row, against=name, metrics=metrics) for name, metrics in {**against, **others}.items()
+            ]
     return [claim for claim in found if claim.first is not None]
 
 
-def _claim(label: str, row: Row, against: str, metrics: Mapping[str, Measured]) -> JudgedClaim:
+def _claim(label: str, row: Row, *, against: str, metrics: Mapping[str, Measured]) -> JudgedClaim:
     first, second = (change(metrics.get(name), row.metrics.get(name), relative=True) for name in (_FIRST, _SECOND))
     return JudgedClaim(label, row.steps, against, first, second, row.flags)
 

@@ -24,6 +24,7 @@ from fsdfm.show.quality.figures import (
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
     COMPARED,
+    across_budgets_table,
     changes_csv,
     changes_table,
     controls_table,
@@ -116,6 +117,8 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
         parts += ["## Metric by metric\n", *(metric_table(comparison, metric).to_markdown() for metric in metrics)]
     if (matched := matched_table(comparison)) is not None:
         parts.append(matched.to_markdown())
+    if (across := across_budgets_table(comparison)) is not None:
+        parts.append(across.to_markdown())
     equal = equal_entropy_table(comparison)
     if equal is not None or pictures("frontier") or pictures("latency"):
         parts += ["## Frontier and latency\n", *pictures("frontier")]

@@ -18,6 +18,7 @@ from fsdfm.show.quality.metrics import GAP, Metric, in_order, metric_named, writ
 
 __all__ = [
     "Table",
+    "across_budgets_table",
     "changes_csv",
     "changes_table",
     "controls_table",
@@ -34,6 +35,7 @@ FLAG = "⚑"
 BLIND = "⊘"  # a metric that a negative control fools
 PAPER_BUDGETS = (1, 2, 4, 8, 16, 1024)
 _FORMULA = tuple("=+-@\t\r")  # what a spreadsheet begins a formula with
+NEAR_BITS = 0.1  # entropies that pass for equal
 COMPARED = ("token_perplexity", "entropy_bits", "distinct_2", "accuracy", "mauve")
 
 
@@ -220,6 +222,56 @@ def equal_entropy_table(comparison: Comparison) -> Table | None:
         caption="From sweeps over temperature, straight between two of them; below 1 is better, **bold** where the "
         "95 % interval leaves out 1.",
     )
+
+
+def across_budgets_table(comparison: Comparison) -> Table | None:
+    """Every row of a model beside the first model's rows of nearly its entropy, whatever their calls; None: none is.
+
+    All files of the first model count, so that its rows at another temperature may stand in a file of their own.
+    The ratio b / a of two perplexities has the interval of `change`; rows whose entropies differ by more than NEAR_BITS
+    are no pair, because cooling alone would tell them apart.
+    """
+    body, notes = [], Notes()
+    perplexity = metric_named("token_perplexity")
+    same = [each for each in comparison.evaluations if each.name == comparison.evaluations[0].name]
+    baseline = [row for each in same for row in (*each.plain, *each.frontier) if _bits(row)]
+    others = [(label, each) for label, each in comparison.pairs if each.name != comparison.evaluations[0].name]
+    for label, evaluation in others:
+        for row in evaluation.plain:
+            near = [base for base in baseline if abs((_bits(row) or math.inf) - (_bits(base) or 0.0)) <= NEAR_BITS]
+            for base in sorted(near, key=lambda each: (each.steps, each.temperature)):
+                c = change_of_rows(base, row, "token_perplexity", relative=True)
+                if c is None or math.isnan(c.measured.value):
+                    continue
+                ratio = f"{1 + c.measured.value:.3f} [{1 + c.measured.low:.3f}, {1 + c.measured.high:.3f}]"
+                body.append(
+                    (
+                        label,
+                        f"{row.num_calls:,}",
+                        notes.write(perplexity, row.metrics, row.flags),
+                        f"{_bits(row):.2f}",
+                        f"{base.num_calls:,} at {base.temperature:.3g}",
+                        notes.write(perplexity, base.metrics, base.flags),
+                        f"{_bits(base):.2f}",
+                        f"**{ratio}**" if c.decided else ratio,
+                    )
+                )
+    if not body:
+        return None
+    first = comparison.labels[0]
+    return Table(
+        title=f"Across budgets, at equal entropy: perplexity as a multiple of {first}'s",
+        header=("model", "calls", "perplexity", "bits", f"{first}, calls", "perplexity", "bits", "ratio"),
+        rows=tuple(body),
+        notes=notes.lines(),
+        caption=f"Rows whose entropies are within {NEAR_BITS} bit, whatever their calls; below 1 is better, **bold** "
+        "where the 95 % interval leaves out 1.",
+    )
+
+
+def _bits(row: Row) -> float | None:
+    measured = row.metrics.get("entropy_bits")
+    return None if measured is None or not math.isfinite(measured.value) else measured.value
 
 
 def _sweep(evaluation: Evaluation, steps: int) -> Frontier | None:

@@ -8,9 +8,9 @@ or entropies, turned so that a negative d is the paper's direction:
     undecided    it holds 0
 
 A perplexity may be lower because the text is better or because it is poorer. The base at lower temperatures shows what
-a loss of entropy alone gains: f(H), log-perplexity by entropy, a straight line for a budget and a seed, by least
-squares; its level is the seed's own, its slope that of all seeds, for three temperatures of one seed give a slope that
-is mostly noise. What a variant is worth at equal entropy is log perplexity - f(entropy). Where the winner's entropy is
+a loss of entropy alone gains: its frontier f(H), log-perplexity by entropy (`fsdfm.measure.frontier`), of a budget. Its
+shape is the mean over seeds, for three temperatures of one seed give slopes that are mostly noise; its level is the
+seed's own. What a variant is worth at equal entropy is log perplexity - f(entropy). Where the winner's entropy is
 surely lower and this does not confirm the win, the verdict says so: only a drop in entropy if less than half of d is
 left, else undecided at equal entropy.
 """
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fsdfm.measure.frontier import Frontier, mean_frontier
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.measure.statistics import Interval, student_mean
 from fsdfm.studies.ablation.factors import CONTROL, Claim, Factor, Variant
@@ -162,22 +163,20 @@ class AblationScores:
 
     def excess(self, label: str, seed: int, budget: int) -> float | None:
         """log perplexity - f(entropy): below 0 is better than the base cooled to the same entropy."""
-        slope, points = self._slope(budget), self.frontiers.get((seed, budget))
+        frontier, points = self._frontier(budget), self.frontiers.get((seed, budget))
         perplexity, entropy = (self.values.get((label, seed, name, budget)) for name in (PERPLEXITY, ENTROPY))
-        if slope is None or not points or perplexity is None or entropy is None:
+        if frontier is None or not points or perplexity is None or entropy is None:
             return None
-        mean_entropy, level = (statistics.fmean(column) for column in zip(*points, strict=True))
-        return math.log(perplexity) - (level + slope * (entropy - mean_entropy))
+        level = statistics.fmean(y - frontier.extended(x) for x, y in points)
+        return math.log(perplexity) - frontier.extended(entropy) - level
 
-    def _slope(self, budget: int) -> float | None:
-        """Nats of log-perplexity a bit of entropy as the base is cooled, over all seeds; None where nothing changes."""
-        up, across = 0.0, 0.0
-        for (_, steps), points in self.frontiers.items():
-            if steps == budget:
-                x, y = (statistics.fmean(column) for column in zip(*points, strict=True))
-                up += sum((a - x) * (b - y) for a, b in points)
-                across += sum((a - x) ** 2 for a, _ in points)
-        return up / across if across else None
+    def _frontier(self, budget: int) -> Frontier | None:
+        """What cooling the base does, over all seeds; None where entropy does not change."""
+        sweeps = [points for (_, steps), points in self.frontiers.items() if steps == budget]
+        try:
+            return mean_frontier(sweeps)
+        except ValueError:
+            return None
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------

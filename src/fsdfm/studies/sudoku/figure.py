@@ -66,8 +66,8 @@ def draw_board_steps(answer: BoardAnswer) -> Any:
         xlim=(0, n),
         ylim=(n, 0),
         aspect="equal",
-        title=f"bold: given; small: the step, 1 to {last}, that changed it last, 0: none\n{verdict}",
+        title=f"bold: given; small: the step,\n1 to {last}, that wrote it; 0: noise stayed\n{verdict}",
     )
-    panel.title.set_fontsize(7)
+    panel.title.set_fontsize(8)
     panel.axis("off")
     return figure

@@ -152,7 +152,7 @@ class _BoardHead(CausalHead):
 class _BoardPosterior(CausalPosterior):
     def draw(self, samples: Tensor, u: Tensor, *, filter: Filter | None = None) -> Tensor:
         """All boards at once."""
-        return self.head.settle(self, samples, u, filter)
+        return self.head.settle(self, samples, u, filter=filter)
 
 
 _HEADS_BY_NAME: dict[str, Callable[[ModelConfig], JointHead]] = {

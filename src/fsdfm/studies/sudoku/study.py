@@ -35,6 +35,16 @@ __all__ = ["SudokuNumbers", "run_sudoku"]
 
 _PUZZLE_SEED = 2**20  # of the puzzles: no training board has it
 _SHOWN_STEPS = 8  # of the picture
+_COMPARED = {  # (method, rule) -> what it is compared with
+    ("mask", "exact"): ("dfm", "exact"),
+    ("mask", "confident"): ("mask", "exact"),
+    ("dfm", "spaced"): ("dfm", "exact"),
+    ("paper", "exact"): ("path-only", "exact"),
+    ("rk2", "exact"): ("path-only", "exact"),
+    ("crf", "exact"): ("path-only", "exact"),
+    ("causal", "exact"): ("path-only", "exact"),
+    ("mask+crf", "confident"): ("mask", "confident"),
+}
 
 
 def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mapping[str, Any]:
@@ -96,11 +106,37 @@ class SudokuNumbers:
                 rows.append([f"{method.name}, {rule}", *cells])
         return markdown_table(rows)
 
+    def gain(self, method: str, rule: str, *, over: tuple[str, str]) -> Interval:
+        """Boards solved more than by another (method, rule), a mean over budgets and difficulties, paired by seed."""
+        ours, theirs = self.results.of(method), self.results.of(over[0])
+        keys = [f"{steps}/{name}" for steps in self.setting.budgets for name in self.difficulties]
+        return student_mean(
+            [
+                float(
+                    np.mean(
+                        [a["scores"][f"{rule}/{k}"]["solved"] - b["scores"][f"{over[1]}/{k}"]["solved"] for k in keys]
+                    )
+                )
+                for a, b in zip(ours, theirs, strict=True)
+            ]
+        )
+
+    def verdicts(self) -> list[str]:
+        """What each choice gains over what it is to be compared with, in points of boards solved."""
+        names = {method.name for method in self.methods}
+        asked = [(pair, over) for pair, over in _COMPARED.items() if {pair[0], over[0]} <= names]
+        lines = []
+        for (method, rule), over in asked:
+            found = self.gain(method, rule, over=over).map(lambda share: 100 * share)
+            clear = "better" if found.low > 0 else "worse" if found.high < 0 else "not separable"
+            lines.append(f"`{method}, {rule}` against `{', '.join(over)}`: {found:+.1f} points, {clear}")
+        return lines
+
     def _written(self, method: str, rule: str, steps: int, *, difficulty: str) -> str:
         solved, cells = (self.at(method, rule, steps, difficulty=difficulty, what=w) for w in ("solved", "cells"))
-        half = (solved.high - solved.low) / 2
-        spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""
-        return f"{100 * solved.value:.1f}{spread} / {100 * cells.value:.0f}"
+        low, high = (100 * min(1.0, max(0.0, end)) for end in (solved.low, solved.high))
+        spread = f" [{low:.0f}, {high:.0f}]" if np.isfinite(solved.low) else ""
+        return f"{100 * solved.value:.0f}{spread} / {100 * cells.value:.0f}"
 
     def record(self) -> dict[str, Any]:
         """Every number, for the JSON file."""
@@ -123,14 +159,17 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
         f"# Sudoku {n} x {n}: boards that are right or wrong",
         "",
         f"Boards solved / empty cells right, in per cent, by network calls; {setting.puzzles} puzzles of each "
-        "difficulty with one solution, generated; ± is the 95 % interval over seeds. Easy puzzles are solved by cells "
-        "with one digit left, medium ones also by digits with one place left, hard ones only by trying.",
+        "difficulty with one solution, generated; brackets are 95 % intervals over seeds (Student's t). Easy puzzles "
+        "are solved by cells with one digit left, medium ones also by digits with one place left, hard ones only by "
+        "trying.",
         "",
         *(f"- **{method.name}**: {method.what}" for method in methods),
         "",
     ]
     for difficulty in numbers.difficulties:
         lines += [f"## {difficulty.capitalize()}", "", numbers.table(difficulty), ""]
+    lines += ["## What is gained", "", "Points of boards solved, a mean over budgets, paired by seed:", ""]
+    lines += [f"- {line}" for line in numbers.verdicts()] + [""]
     pictures = {
         "sudoku.png": save_figure(partial(draw_solved, numbers)),
         "board.png": save_figure(partial(_draw_example, results, setting, methods[0])),

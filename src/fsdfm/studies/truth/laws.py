@@ -47,10 +47,11 @@ Tables = dict[int, list[Tensor]]
 
 
 class LawScores(TypedDict):
-    """What a law is worth: total variation to the truth, error of its transitions, entropies in bits."""
+    """What a law is worth: total variation to the truth, error of its transitions, share that can be, entropies."""
 
     tv: float
     transition: float
+    valid: float
     entropy: float
     cross_entropy: float
 
@@ -97,6 +98,7 @@ def score(law: Tensor, world: World) -> LawScores:
     return {
         "tv": total_variation(law, truth),
         "transition": transition_error(law, truth, vocab=world.p_1.shape[0]),
+        "valid": float(law[truth > 0].sum()),
         "entropy": float(entropy_bits(law)),
         "cross_entropy": cross_entropy_bits(law, truth),
     }

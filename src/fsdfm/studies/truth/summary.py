@@ -81,7 +81,7 @@ class TruthNumbers:
                 for rule in self.rules(world, method):
                     for steps in BUDGETS:
                         row: dict[str, object] = {"world": world, "method": method, "rule": rule, "steps": steps}
-                        for quantity in ("tv", "transition", "entropy", "cross_entropy"):
+                        for quantity in ("tv", "transition", "valid", "entropy", "cross_entropy"):
                             values = self.values(world, method, quantity, steps=steps, rule=rule)
                             row[quantity] = interval_json(student_mean(values))
                         rows.append(row)
@@ -152,7 +152,7 @@ def verdicts(results: TruthNumbers) -> list[str]:
         lines += [_collapse(collapsed), _temperature(results, uniform)]
     if masked:
         lines.append(_mask(results, masked))
-    lines.append(_families(results))
+    lines += [_families(results), _validity(results)]
     return [line for line in lines if line]
 
 
@@ -234,6 +234,21 @@ def _families(results: TruthNumbers) -> str:
         ]
         parts.append(f"{world}: {', '.join(shown)}")
     return f"**Posteriors and rules, all exact** (TV at 1 and 8 steps): {'; '.join(parts)}." if parts else ""
+
+
+def _validity(results: TruthNumbers) -> str:
+    """Where sequences are right or wrong (the truth gives some no probability): how many of those drawn are right."""
+    parts = []
+    for world in results.worlds:
+        shares = {
+            name: [student_mean(results.values(world, name, "valid", steps=s)).value for s in (1, 8)]
+            for name in results.methods(world)
+            if not name.startswith("dfm/")
+        }
+        if min(first for first, _ in shares.values()) < 1 - 1e-6:
+            shown = (f"`{name}` {first:.0%} and {last:.0%}" for name, (first, last) in shares.items())
+            parts.append(f"{world}: {', '.join(shown)}")
+    return f"**Right or wrong** (share of valid sequences at 1 and 8 steps): {'; '.join(parts)}." if parts else ""
 
 
 def _mask(results: TruthNumbers, worlds: Sequence[str]) -> str:
