@@ -139,7 +139,7 @@ class SamplerConfig:
     def rule(self) -> StepRule:
         """The jump rule."""
         jump = "exact" if self.jump is None else self.jump
-        return jump if isinstance(jump, StepRule) else find_rule(jump)
+        return jump if isinstance(jump, StepRule) else find_rule(str(jump))
 
     def refresh(self) -> int | None:
         """After how many calls the keys of what is given are renewed: 0 never, None: they are not kept."""
