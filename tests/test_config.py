@@ -1,5 +1,6 @@
 import re
 from dataclasses import make_dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,13 @@ NAMES = [
 
 def test_the_recipes_ship():
     assert recipe_names() == NAMES
+
+
+def test_the_table_of_recipes_has_each_once():
+    page = (Path(__file__).parents[1] / "docs" / "train.md").read_text("utf-8")
+    table = page.partition("| recipe | what |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(named) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

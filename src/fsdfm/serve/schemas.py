@@ -148,7 +148,7 @@ class RepairBody(Sampling):
         default=None,
         max_length=1024,
         description="Damaged characters, [begin, end); these are written anew and the rest stands fast. Left out: "
-        "every token may change.",
+        "the model looks for tokens that are surely wrong, and writes those anew.",
     )
     corrupt: float | None = Field(
         default=None, gt=0, le=1, description="First replace this share of the tokens by noise, to see it repaired."
