@@ -75,7 +75,10 @@ class SamplerConfig:
     steps: int | Literal["auto"] | None = field(
         default=None,
         metadata=_says(
-            "Network calls for a block of text; the model's own advice, or 8, unless said.", ge=1, le=MAX_STEPS
+            "Network calls for a block of text; auto: as many as the target needs; the model's own advice, or 8, "
+            "unless said.",
+            ge=1,
+            le=MAX_STEPS,
         ),
     )
     target: str | None = field(

@@ -60,8 +60,8 @@ def _sampler_fields() -> dict[str, Any]:
             about["description"] += " A random one unless said; the answer names it."
         made[field.name] = (kind | None, Field(default=None, **about))
     calls = Annotated[int, Field(ge=1, le=MAX_STEPS)] | Literal["auto"] | None
-    said = "Network calls for a block of text; auto: as many as the target needs; the model's own advice unless said."
-    made["steps"] = (calls, Field(default=None, description=said))
+    about = next(field for field in SAMPLER_FIELDS if field.name == "steps").metadata["about"]
+    made["steps"] = (calls, Field(default=None, description=about))
     return made
 
 
