@@ -11,6 +11,7 @@ from fsdfm.run.history import read_recipe
 
 NAMES = [
     "imported-dfm",
+    "novels-canvas",
     "paper-1300m-dfm",
     "paper-1300m-fewstep",
     "paper-1700m-dfm",
@@ -32,6 +33,7 @@ NAMES = [
     "stories-fewstep",
     "stories-linked",
     "stories-paper",
+    "stories-reward",
     "tiny-causal",
     "tiny-dfm",
     "tiny-fewstep",
@@ -131,7 +133,7 @@ def test_a_missing_key_is_named():
 def test_recipes_that_are_not_there_or_not_toml(tmp_path):
     with pytest.raises(ValueError, match=r"no recipe 'tiny-dmf'; did you mean 'tiny-dfm'\?"):
         find_recipe("tiny-dmf")
-    with pytest.raises(ValueError, match="there are imported-dfm, paper-1300m-dfm"):
+    with pytest.raises(ValueError, match="there are imported-dfm, novels-canvas"):
         find_recipe("zzzz")
     (tmp_path / "broken.toml").write_text("[train\nsteps = ")
     with pytest.raises(ValueError, match=r"broken\.toml is not a TOML file"):

@@ -6,9 +6,9 @@
 
 An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files or folders
 under tests, and pytest's own options. It is tried in a copy of the source, on its fast tests, to the first failure; a
-process that has imported torch is forked for it. The test that failed must pass without the edit, else it would
-say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file and its tests are the
-same: a run that was stopped resumes. The tree itself is never written to.
+process that has imported torch is forked for it. The test that failed, or those that did not end, must pass without
+the edit, else they would say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file
+and its tests are the same: a run that was stopped resumes. The tree itself is never written to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ _ONLY = ("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q"
 _SAID = {0: "passed", 5: "nothing"}  # by pytest's exit code; 5: no test was run
 _VERDICT = {"passed": "SURVIVED", "failed": "caught", "timeout": "timeout"}
 _OWN = ("fsdfm.cli.training", "fsdfm.run", "fsdfm.peers", "fsdfm.measure.evaluation", "fsdfm.serve.server")
+_TOGETHER = 25  # tests of one process, where no edit is
 _NOTICED = ("caught", "timeout")  # an edit that makes a test wait for ever is noticed, too
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit; without a file, a test alone."""
+    """One edit; without a file, tests alone, a line each."""
 
     file: str
     old: str
@@ -53,10 +54,14 @@ class Edit:
     def __str__(self) -> str:
         return f"{self.file}: {self.old!r} -> {self.new!r}"
 
+    def changes(self) -> bool:
+        """Whether it changes anything; else it is tests alone."""
+        return self.old != self.new
+
     def words(self) -> list[str]:
         """What pytest is told: paths that exist are taken under tests."""
         if not self.file:
-            return [self.tests]
+            return ["--maxfail=0", *self.tests.splitlines()]
         return [str(TESTS / word) if (TESTS / word).exists() else word for word in shlex.split(self.tests)]
 
     def key(self) -> str:
@@ -86,6 +91,11 @@ class Copy:
         (self.place / "recipes").symlink_to(ROOT / "recipes")
 
     @property
+    def passed(self) -> Path:
+        """The tests that passed, a line each."""
+        return self.place / "passed.txt"
+
+    @property
     def told(self) -> Path:
         """What the tests print, and behind it the first that failed."""
         return self.place / "told.txt"
@@ -99,9 +109,10 @@ class Copy:
             (self.place / "src/fsdfm" / edit.file).write_text(text.replace(edit.old, edit.new), "utf-8")
         self.edit, self.started = edit, time.monotonic()
         self.until = self.started + seconds
+        self.passed.unlink(missing_ok=True)
         self.process = os.fork()
         if self.process == 0:
-            _run_tests(self.place / "src", self.told, edit.words())
+            _run_tests(self, edit.words())
 
     def poll(self) -> tuple[str, str] | None:
         """What the tests say and why, once they have ended; None before."""
@@ -130,26 +141,29 @@ class Copy:
 
 
 class _Witness:
-    """Hears which test fails first."""
+    """Hears which test fails first, and which pass."""
 
-    failed = ""
+    def __init__(self) -> None:
+        self.failed, self.passed = "", dict[str, bool]()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test, or what it needs, has ended."""
+        self.passed[report.nodeid] = report.passed and self.passed.get(report.nodeid, True)
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
     def pytest_collectreport(self, report: Any) -> None:
         """A file was read."""
-        self.pytest_runtest_logreport(report)
+        if report.failed:
+            self.pytest_runtest_logreport(report)
 
 
-def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
+def _run_tests(copy: Copy, words: Sequence[str]) -> None:
     """In a forked process: pytest on this source; does not return."""
-    code = 1
+    code, source = 1, copy.place / "src"
     try:
         os.setsid()  # so that it and all it starts are ended together
-        out = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        out = os.open(copy.told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.chdir(ROOT)
@@ -160,6 +174,7 @@ def _run_tests(source: Path, told: Path, words: Sequence[str]) -> None:
 
         witness = _Witness()
         code = int(pytest.main([*_ONLY, *words], plugins=[witness]))
+        copy.passed.write_text("".join(f"{test}\n" for test, passed in witness.passed.items() if passed), "utf-8")
         sys.stdout.write(f"\n{witness.failed}\n" if witness.failed else "")
     except BaseException:
         traceback.print_exc()
@@ -194,23 +209,51 @@ class Verdicts:
             file.write(json.dumps(line) + "\n")
 
     def witness(self, edit: Edit) -> Edit | None:
-        """The test that failed because of an edit, to be run without it."""
+        """What is to be run without the edit: the test that failed because of it, or all those that did not end."""
         said, why = self.known.get(edit.key(), ("", ""))
-        return Edit("", "", "", why) if edit.file and said == "failed" else None
+        if not edit.changes() or said not in ("failed", "timeout"):
+            return None
+        return Edit("", "", "", why) if said == "failed" else replace(edit, new=edit.old)
 
     def of(self, edit: Edit) -> tuple[str, str] | None:
         """caught, timeout, SURVIVED or BROKEN, and why; None: not known yet."""
         if (found := self.known.get(edit.key())) is None:
             return None
         if (witness := self.witness(edit)) is not None and self.known.get(witness.key(), found)[0] != "passed":
-            return "BROKEN", f"{found[1]} fails without the edit, too"
+            return "BROKEN", f"without the edit, too: {found[1]}"
         return _VERDICT.get(found[0], "BROKEN"), found[1]
 
 
 def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
     """Run what is not known yet: the tests with each edit, and those that failed without it."""
-    waiting = [edit for edit in edits if edit.key() not in verdicts.known]
-    waiting += [w for edit in edits if (w := verdicts.witness(edit)) is not None and w.key() not in verdicts.known]
+    _run_each([edit for edit in edits if edit.key() not in verdicts.known], verdicts, copies, seconds=seconds)
+    _run_together(_witnesses(edits, verdicts), verdicts, copies[0], seconds=seconds)
+    _run_each(_witnesses(edits, verdicts), verdicts, copies, seconds=seconds)
+
+
+def _witnesses(edits: Sequence[Edit], verdicts: Verdicts) -> list[Edit]:
+    """What is to be run without an edit and was not yet."""
+    found = {w.key(): w for edit in edits if (w := verdicts.witness(edit)) is not None}
+    return [witness for key, witness in found.items() if key not in verdicts.known]
+
+
+def _run_together(alone: Sequence[Edit], verdicts: Verdicts, copy: Copy, *, seconds: float) -> None:
+    """Run single tests without an edit, many in one process; only that one passed is believed."""
+    alone = [edit for edit in alone if "::" in edit.tests]
+    for start in range(0, len(alone), _TOGETHER):
+        group = alone[start : start + _TOGETHER]
+        copy.start(Edit("", "", "", "\n".join(edit.tests for edit in group)), seconds)
+        while copy.poll() is None:
+            time.sleep(0.05)
+        passed = set(copy.passed.read_text("utf-8").splitlines()) if copy.passed.exists() else set()
+        for edit in (edit for edit in group if edit.tests in passed):
+            verdicts.add(edit, ("passed", "with others"), time.monotonic() - copy.started)
+        sys.stdout.write(f"without edits: {len(passed)} of {len(group)} passed\n")
+
+
+def _run_each(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
+    """Run the tests of every edit, one edit in a copy."""
+    waiting = list(edits)
     while waiting or any(copy.edit for copy in copies):
         for copy in copies:
             if copy.edit is not None:
@@ -218,9 +261,6 @@ def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *
                 if found is not None:
                     verdicts.add(edit, found, time.monotonic() - copy.started)
                     _show(verdicts, edit, len(waiting))
-                    witness = verdicts.witness(edit)
-                    if witness is not None and witness.key() not in verdicts.known:
-                        waiting.insert(0, witness)
             if copy.edit is None and waiting:
                 _begin(copy, waiting.pop(0), verdicts, seconds=seconds)
         time.sleep(0.05)
@@ -235,7 +275,7 @@ def _begin(copy: Copy, edit: Edit, verdicts: Verdicts, *, seconds: float) -> Non
 
 def _show(verdicts: Verdicts, edit: Edit, left: int) -> None:
     said, why = verdicts.known[edit.key()]
-    sys.stdout.write(f"{left:4d} left  {said:8s} {edit if edit.file else 'alone'}  {why}\n")
+    sys.stdout.write(f"{left:4d} left  {said:8s} {edit if edit.changes() else 'alone'}  {why}\n")
     sys.stdout.flush()
 
 
@@ -257,7 +297,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", type=Path, default=TESTS / "mutants.toml", help="the edits")
     parser.add_argument("--results", type=Path, default=KEPT, help="where verdicts are kept")
     parser.add_argument("--jobs", type=int, default=1, help="edits at a time")
-    parser.add_argument("--seconds", type=float, default=600, help="for one edit's tests")
+    parser.add_argument("--seconds", type=float, default=300, help="for one edit's tests")
     parser.add_argument("--again", action="store_true", help="also edits whose verdict is known")
     return parser.parse_args()
 
@@ -266,7 +306,7 @@ def _import_once() -> None:
     """Import what every test needs and what takes seconds, other people's packages: forked processes have it."""
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, str(SOURCE.parent))
-    for name in ("pytest", "hypothesis.strategies", *_OWN):
+    for name in ("pytest", "hypothesis.strategies", "scipy.stats", "typer.testing", "PIL.Image", *_OWN):
         with contextlib.suppress(ImportError):  # an optional package is missing: its tests are skipped
             importlib.import_module(name)
     sys.path.remove(str(SOURCE.parent))

@@ -256,6 +256,24 @@ def test_only_candidates_move_and_frozen_positions_stay(name: str) -> None:
     assert 0 < int((x_next != x_0).sum()) < 200 * 3 * 0.5
 
 
+def test_what_is_frozen_conditions_the_joint_draw_of_a_sampler() -> None:
+    n, token = 600, 4
+    denoiser = Linked(fields(batch=1), links())
+    path, noise = MixturePath(UniformSource(V)), Noise(3, range(n))
+    x_0, frozen = path.source.sample(noise, L), torch.zeros(n, L, dtype=torch.bool)
+    x_0[:, 1], frozen[:, 1] = token, True
+    x = sample(denoiser, path, x_0, grid=Grid.uniform(1), noise=noise, frozen=frozen)
+    p, texts = brute_force(denoiser.u[0], denoiser.links, candidates=V).exp(), every_text()
+    given = torch.where(texts[:, 1] == token, p, 0.0)
+    assert bool((x[:, 1] == token).all())
+    for i in (0, 2):
+        expected = torch.zeros(V, dtype=torch.float64).index_add_(0, texts[:, i], given / given.sum())
+        free = torch.zeros(V, dtype=torch.float64).index_add_(0, texts[:, i], p)
+        seen = torch.bincount(x[:, i], minlength=V).double()
+        assert _p_value(seen, expected * n) > 1e-4
+        assert _p_value(seen, free * n) < 1e-4  # what it would be without
+
+
 def test_a_sample_is_the_same_in_any_batch() -> None:
     denoiser = Linked(fields(batch=1).float(), links())
     path = MixturePath(UniformSource(V))

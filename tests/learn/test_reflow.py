@@ -66,6 +66,18 @@ def test_tied_draws_keep_their_promises():
     assert not torch.equal(cold.x_1, whole.x_1)
 
 
+def test_tied_samples_share_their_coins_so_that_equal_noise_becomes_equal_text():
+    path = MixturePath(UniformSource(9))
+
+    def outcomes(draws):
+        x_0, x_1 = Reflow(MixerNet(9), path, 1, Grid.uniform(4), draws=draws).pairs(range(90))
+        return len(set(x_0[:, 0].tolist())), len(set(zip(x_0[:, 0].tolist(), x_1[:, 0].tolist(), strict=True)))
+
+    tokens, pairs = outcomes(DRAWS["tied"])
+    assert pairs == tokens == 9
+    assert outcomes(None)[1] > 18
+
+
 def test_nothing_to_do_is_an_error():
     with pytest.raises(ValueError, match="1 or more"):
         fill(Memory(), 0)

@@ -15,7 +15,7 @@ from fsdfm.peers import duo, mdlm, remdm
 from fsdfm.peers.layouts import ema_order, our_names
 from fsdfm.peers.network import Clock, embed_soft, run
 from fsdfm.peers.noising import LogLinear
-from fsdfm.peers.sampling import PEER_RULES, end_law, released_times, tail_grid
+from fsdfm.peers.sampling import PEER_RULES, DuoRule, end_law, released_times, tail_grid
 from fsdfm.peers.transition import joint_matrix
 
 CASES = json.loads((MDLM / "duo_samplers.json").read_text()) if MDLM.is_dir() else []
@@ -245,6 +245,16 @@ def test_the_loss_is_least_at_the_leave_one_out_posterior():
     assert torch.allclose(from_leave_one_out(logits, STATES, kappa), truth, atol=1e-10)
 
 
+@pytest.mark.parametrize("kappa", [0.05, 0.4, 0.95])
+def test_the_loss_of_a_network_that_knows_the_text_is_zero(kappa):
+    """x_theta = delta(x_1): every term cancels, whether x_t shows the text or not."""
+    kappa = torch.tensor(kappa, dtype=torch.float64)
+    for x in range(V):
+        known = torch.log(torch.eye(V, dtype=torch.float64)[x]).expand(*STATES.shape, V)
+        loss = duo.nelbo(known, torch.full_like(STATES, x), STATES, kappa=kappa, kappa_dot=torch.tensor(1.0))
+        assert float(loss.abs().max()) < 1e-9
+
+
 def test_leaving_out_a_token_means_that_it_does_not_matter():
     kappa = torch.tensor(0.3, dtype=torch.float64)
     table = leave_one_out(posterior(UNIFORM, STATES, kappa), STATES, kappa).view([V] * L + [L, V])
@@ -330,6 +340,18 @@ def test_the_rules_draw_from_their_laws(name):
     for i in range(3):
         shares = torch.bincount(drawn[:, i], minlength=3) / 3000
         assert float((shares - law[0, i]).abs().max()) < 0.04
+
+
+def test_the_rules_mixture_is_that_of_psi():
+    """DuoRule(mixture) on the plain posterior = Psi(mixture) on the leave-one-out one."""
+    t, t_next = torch.full((len(STATES),), 0.5).double(), torch.full((len(STATES),), 0.75).double()
+    state = SamplerState(STATES, t, t_next, UNIFORM.path, Noise(0, range(len(STATES))))
+    said = UNIFORM(STATES, t)
+    law = DuoRule(mixture=0.3).row_law(said.flatten(0, 1), torch.arange(STATES.numel()), state)
+    plain = leave_one_out(said, STATES, torch.tensor(0.5).double())
+    expected = duo.Psi(0.3, noising=LogLinear(0.0)).law(plain, STATES, t=t, t_next=t_next)
+    assert torch.allclose(law.sum(-1), torch.ones(len(law)).double())
+    assert torch.allclose(law, expected.flatten(0, 1), atol=1e-9)
 
 
 def test_a_rule_for_another_source_is_refused():

@@ -248,6 +248,11 @@ def test_gamma_does_not_converge_even_mended_and_far_less_as_released():
     assert min(errors["network"]) > 0.3
 
 
+def test_levels_divide_the_noise_evenly():
+    noise = 1 - hdlm.level_times(torch.arange(5), 4)
+    assert noise.tolist() == pytest.approx([1e-3, 1e-3 + 0.998 / 3, 1e-3 + 2 * 0.998 / 3, 0.999, 0.9999], abs=1e-12)
+
+
 def test_remask_fills_and_masks_again():
     logits = torch.zeros(1, 2, 4)
     law = hdlm.Remask().law(logits, torch.tensor([[3, 1]]), t=0.5, t_next=0.75)

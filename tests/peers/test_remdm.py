@@ -106,6 +106,28 @@ def test_confidence_takes_no_part_in_revealing_so_masks_run_ahead():
     assert float(law[0, 2, 2]) == pytest.approx(0.5)  # MDLM's share stays masked
 
 
+def test_the_corrector_by_hand():
+    """At t = 1/2, b = 10 (1/4)^(1/4) = 10/sqrt(2); at t = 0 nothing is masked again."""
+    t, t_next = torch.tensor([0.0, 0.5]).double(), torch.tensor([0.01, 0.51]).double()
+    reveal, remask = remdm.Corrector().rates(t, t_next)
+    back = 10 / 2**0.5
+    assert reveal.tolist() == pytest.approx([0.01, (back + 1) * 0.02])
+    assert remask.tolist() == pytest.approx([0.0, back * 0.02])
+
+
+@pytest.mark.parametrize("steps", [8, 32])
+def test_the_correctors_steps_are_as_long_as_both_rates_allow(steps):
+    """Reveal and remask sum to 1 where its step is shorter than 1/T, and to less elsewhere."""
+    times = remdm.Corrector().times(steps)
+    t, step = times[1:-1], times[2:] - times[1:-1]
+    reveal, remask = remdm.Corrector().rates(t, times[2:])
+    short = step < 1 / steps - 1e-12
+    assert bool(short.any())
+    assert torch.allclose((reveal + remask)[short], torch.ones(int(short.sum())).double())
+    assert float((reveal + remask)[~short].sum()) <= float((~short).sum())
+    assert float(step.max()) <= 1 / steps + 1e-12
+
+
 def test_what_converges_and_what_does_not():
     """Total variation to the data on the small world; `docs/peers.md` has the table."""
     at = {steps: released_times(steps, stop=0.0) for steps in (16, 64, 256)}

@@ -1,5 +1,7 @@
 """SDTT against what the originals computed."""
 
+import math
+
 import pytest
 import torch
 from peer_vectors import needs_golden, peer, same, vectors
@@ -126,3 +128,18 @@ def test_divergences_vanish_where_student_and_target_agree(kind):
     assert float(sdtt.divergences(log_p, other, kind).mean()) > 0.01
     with pytest.raises(ValueError, match="divergence is 'js'"):
         sdtt.divergences(log_p, log_p, "js")
+
+
+def test_divergences_by_hand():
+    """Student (1/2, 1/4, 1/4) and uniform target, then both alike: in multiples of ln 2 and ln 3."""
+    student = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.3, 0.5]], dtype=torch.float64))
+    target = torch.log(torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]], dtype=torch.float64))
+    up, down = math.log(3 / 2), math.log(3 / 4)
+    expected = {
+        "kl-bwd": up / 2 + down / 2,
+        "kl-fwd": -(up + 2 * down) / 3,
+        "mse": (up**2 + 2 * down**2) / 3,
+        "tvd": up - 2 * down,
+    }
+    for kind, value in expected.items():
+        assert sdtt.divergences(student, target, kind).tolist() == pytest.approx([value, 0.0], abs=1e-12)

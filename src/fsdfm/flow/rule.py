@@ -71,7 +71,8 @@ class SamplerState:
     index    the number of the step, which addresses the noise, of `steps` in all
     frozen   positions that must not change: bool [B, L]
     filter   temperature, top-k and top-p of this step
-    memory   what a rule wants to remember for its next step, by names of its own; empty at the start
+    memory   what a rule wants to remember for its next step, by names of its own; empty at the start. A rule that
+             writes "t" [B] there decides itself how far a text has come, and "finished" [B] ends texts before the grid
     """
 
     x_t: Tensor
