@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -224,9 +225,12 @@ class Verdicts:
         return _VERDICT.get(found[0], "BROKEN"), found[1]
 
 
-def try_all(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
-    """Run what is not known yet: the tests with each edit, and those that failed without it."""
-    _run_each([edit for edit in edits if edit.key() not in verdicts.known], verdicts, copies, seconds=seconds)
+def try_all(
+    edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float, until: float = math.inf
+) -> None:
+    """Run what is not known yet: the tests with each edit begun before `until`, and those that failed without it."""
+    untried = [edit for edit in edits if edit.key() not in verdicts.known]
+    _run_each(untried, verdicts, copies, seconds=seconds, until=until)
     _run_together(_witnesses(edits, verdicts), verdicts, copies[0], seconds=seconds)
     _run_each(_witnesses(edits, verdicts), verdicts, copies, seconds=seconds)
 
@@ -251,10 +255,13 @@ def _run_together(alone: Sequence[Edit], verdicts: Verdicts, copy: Copy, *, seco
         sys.stdout.write(f"without edits: {len(passed)} of {len(group)} passed\n")
 
 
-def _run_each(edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float) -> None:
+def _run_each(
+    edits: Sequence[Edit], verdicts: Verdicts, copies: Sequence[Copy], *, seconds: float, until: float = math.inf
+) -> None:
     """Run the tests of every edit, one edit in a copy."""
     waiting = list(edits)
     while waiting or any(copy.edit for copy in copies):
+        waiting = waiting if time.monotonic() < until else []
         for copy in copies:
             if copy.edit is not None:
                 edit, found = copy.edit, copy.poll()
@@ -298,6 +305,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=KEPT, help="where verdicts are kept")
     parser.add_argument("--jobs", type=int, default=1, help="edits at a time")
     parser.add_argument("--seconds", type=float, default=300, help="for one edit's tests")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no edit is begun later; the next run resumes")
     parser.add_argument("--again", action="store_true", help="also edits whose verdict is known")
     return parser.parse_args()
 
@@ -325,8 +333,9 @@ def main() -> int:
         verdicts.read()
     _import_once()
     with _copies(asked.jobs) as copies:
-        try_all(edits, verdicts, copies, seconds=asked.seconds)
-    found = {edit: verdicts.of(edit) or ("BROKEN", "its tests were not run") for edit in edits}
+        until = time.monotonic() + 60 * asked.minutes
+        try_all(edits, verdicts, copies, seconds=asked.seconds, until=until)
+    found = {edit: verdicts.of(edit) or ("UNTRIED", "its tests were not run") for edit in edits}
     for edit, (verdict, why) in found.items():
         if verdict not in _NOTICED:
             sys.stdout.write(f"{verdict}: {edit}\n    {why}\n")
