@@ -1,5 +1,6 @@
 import re
 from dataclasses import make_dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from fsdfm.run.history import read_recipe
 
 NAMES = [
     "imported-dfm",
+    "novels-canvas",
     "paper-1300m-dfm",
     "paper-1300m-fewstep",
     "paper-1700m-dfm",
@@ -31,6 +33,7 @@ NAMES = [
     "stories-fewstep",
     "stories-linked",
     "stories-paper",
+    "stories-reward",
     "tiny-causal",
     "tiny-dfm",
     "tiny-fewstep",
@@ -39,6 +42,13 @@ NAMES = [
 
 def test_the_recipes_ship():
     assert recipe_names() == NAMES
+
+
+def test_the_table_of_recipes_has_each_once():
+    page = (Path(__file__).parents[1] / "docs" / "train.md").read_text("utf-8")
+    table = page.partition("| recipe | what |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(named) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,7 +133,7 @@ def test_a_missing_key_is_named():
 def test_recipes_that_are_not_there_or_not_toml(tmp_path):
     with pytest.raises(ValueError, match=r"no recipe 'tiny-dmf'; did you mean 'tiny-dfm'\?"):
         find_recipe("tiny-dmf")
-    with pytest.raises(ValueError, match="there are imported-dfm, paper-1300m-dfm"):
+    with pytest.raises(ValueError, match="there are imported-dfm, novels-canvas"):
         find_recipe("zzzz")
     (tmp_path / "broken.toml").write_text("[train\nsteps = ")
     with pytest.raises(ValueError, match=r"broken\.toml is not a TOML file"):

@@ -31,7 +31,20 @@ DOCUMENTS = [
     *sorted((ROOT / "src").rglob("*.md")),
 ]
 BLOCK = re.compile(r"^ *```+ *(?:sh|bash|shell|console)\b[^\n]*\n(.*?)^ *```", re.M | re.S)
-RECORDED = ("fsdfm", "pip", "make", "torchrun", "srun", "scontrol", "curl", "python", "tensorboard", "mypy", "ruff")
+RECORDED = (
+    "fsdfm",
+    "pip",
+    "make",
+    "torchrun",
+    "srun",
+    "scontrol",
+    "curl",
+    "python",
+    "tensorboard",
+    "hf",
+    "mypy",
+    "ruff",
+)
 RECORD = '#!/bin/bash\nprintf "%s\\x1f" "${0##*/}" "$@" >> "$RECORD"\nprintf "\\n" >> "$RECORD"\n'
 
 # Calls that only their options are checked of: a pattern of the words, and why.
@@ -54,7 +67,7 @@ SMALL = {"--num": "2", "--length": "24", "--judge": "judge", "--processes": "1"}
 ADDED = {
     "evaluate": [("--length", "24"), ("--num", "2"), ("--frontier", "none"), ("--no-controls",)],
     "generate": [("--length", "24")],
-    "reflow": [("--length", "24")],
+    "reflow": [("--length", "16")],  # as data.length below: a child reads rows as long as the pairs
 }
 OVERRIDES = {
     "train.steps": "2",
@@ -196,10 +209,10 @@ def test_every_command_of_a_document_runs(document, tmp_path, monkeypatch):
     done = set()
     for line, words in calls:
         told = own_words(words)
-        if words[0] != "fsdfm" or told is None or any(re.search(skip, " ".join(told)) for skip in NOT_RUN):
+        if words[0] != "fsdfm" or told is None:
             continue
-        small = shrink(told)
-        if " ".join(small) in done:
+        small = shrink(told)  # another judge may make a command possible here
+        if " ".join(small) in done or any(re.search(skip, " ".join(small)) for skip in NOT_RUN):
             continue
         done.add(" ".join(small))
         provide(small)

@@ -1,17 +1,25 @@
 """What keeps the package in order: the command line's options, names used once, tests beside what they test."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
+import traceback
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from fsdfm.checkpoint import save_model
 from fsdfm.cli import app
+from fsdfm.data import Blocks
+from fsdfm.flow import Sampler
+from fsdfm.learn.optim import Optimiser
+from tiny_models import random_bundle
 
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "fsdfm", ROOT / "tests"
@@ -160,3 +168,42 @@ def test_names_that_tab_completes_are_those_of_the_package():
 
 if __name__ == "__main__":
     OPTIONS.write_text(describe_commands())
+
+
+def test_the_walks_of_the_design_are_those_of_the_code(tmp_path, monkeypatch):
+    """Files that call one another, from a command to the sampler and to the optimiser, stand in docs/design.md."""
+    text = (ROOT / "docs" / "design.md").read_text("utf-8").partition("## Two walks")[2].partition("\n## ")[0]
+    walks = [re.findall(r"`(\w+/\w+\.py)`", each) for each in text.split("\n\n") if "→" in each]
+    assert all((SOURCE / name).is_file() for walk in walks for name in walk)
+    steps = [each.count("→") + 1 for each in text.split("\n\n") if "→" in each]
+    assert [most >= count for most, count in zip((4, 6), steps, strict=True)] == [True, True]
+
+    seen: dict[str, set[str]] = {}
+
+    def look(owner, name):
+        original = getattr(owner, name)
+
+        def looked(*args, **kwargs):
+            stack = {Path(frame.filename) for frame in traceback.extract_stack()}
+            seen[name] = {path.relative_to(SOURCE).as_posix() for path in stack if path.is_relative_to(SOURCE)}
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, looked)
+
+    look(Sampler, "question")
+    look(Blocks, "rows")
+    look(Optimiser, "step")
+    look(importlib.import_module("fsdfm.learn.path"), "chunked_loss")
+    monkeypatch.chdir(tmp_path)
+    save_model(Path("model"), random_bundle())
+    Path("small.txt").write_text("The cats sat on mats. " * 99)
+    small = "train.steps=1 train.batch_size=2 data.tokenizer=bytes data.length=16 model.width=16 model.num_blocks=1"
+    for words in (
+        "generate ab --model model --steps 1 --length 8",
+        f'train tiny-dfm data.inputs=["small.txt"] model.num_heads=2 runtime.threads=1 out=run {small}',
+    ):
+        done = CliRunner().invoke(app, words.split())
+        assert done.exit_code == 0, done.output
+    assert seen.pop("question") <= set(walks[0])
+    assert set().union(*seen.values()) <= set(walks[1])
+    assert len(seen) == 3

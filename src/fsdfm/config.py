@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+import fsdfm.measure.reward  # noqa: F401  (gives rewards their names)
 import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
 from fsdfm.files import did_you_mean, nearest
@@ -300,7 +301,7 @@ def _override(values: dict[str, Any], override: str) -> str:
     return key
 
 
-_NAMED_SECTIONS = ("objective.teacher",)  # a bare string is their kind, and `none` is one
+_NAMED_SECTIONS = ("objective.teacher", "objective.reward")  # a bare string is their kind, and `none` is one
 
 
 def _drop_replaced(cls: type[Any], values: dict[str, Any], given: set[str], *, where: str = "") -> None:

@@ -101,7 +101,7 @@ def test_reflow_keeps_pairs_and_resumes(tmp_path):
     assert runner.invoke(app, tied).exit_code == 0
     assert Pairs(tmp_path / "tied").header.about["draws"] == "tied"
     for option, value, sentence in (
-        ("--coder", "model.bin", "--corpus and --coder belong together"),
+        ("--coder", "model.bin", "--coder needs --corpus"),
         ("--draws", "tide", "did you mean 'tied'?"),
         ("--jump", "single", "allowed are exact and spaced"),
         ("--precision", "half", "precision is 'half'; allowed are auto, float32, bfloat16"),

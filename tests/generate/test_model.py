@@ -288,7 +288,7 @@ def test_grids(lm):
         ({"steps": 10**6}, "steps is 1000000; allowed"),
         ({"start": 1.0}, "start is 1.0"),
         ({"jump": "exakt"}, "allowed are exact, single"),
-        ({"grid": "cosine"}, "grid is 'cosine'; allowed are uniform, kappa, or times"),
+        ({"grid": "cosine"}, "grid is 'cosine'; allowed are uniform, kappa, tail, fitted, or times"),
         ({"grid": "0,2"}, "end at exactly 1.0"),
         ({"grid": "0,1", "steps": 3}, "leave steps out"),
         ({"grid": "0.5,1", "start": 0.1}, "leave one of them out"),
@@ -348,7 +348,9 @@ def test_a_draft_is_read_at_the_finest_step_or_at_the_models_own():
     """h of the calls that find a draft's time: that of a plain posterior, and never beyond t = 1."""
     for budgets, finest in ((None, 2.0**-10), ((1, 4), 0.25)):
         bundle = known_bundle(lambda x_t, t: torch.zeros(*x_t.shape, 257), budgets=budgets)
-        LanguageModel(bundle).repair("some words that may be wrong", steps=1)
+        lm = LanguageModel(bundle)
+        draft = replace(lm.encoder.damaged("some words that may be wrong"), blind=False, draft=True)
+        lm.run([draft], steps=1)
         told = bundle.model.told[:-1]
         assert len(told) > 3
         assert all(h == min(finest, 1 - t) for t, h in told)

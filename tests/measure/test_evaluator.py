@@ -98,11 +98,11 @@ def test_an_oracle_repairs_everything_and_continues_as_the_text_does():
 def test_brier_is_that_of_two_continuations_of_every_row():
     """An oracle has 100, and one that knows nothing about 0: it is never right, and never says the same twice."""
     rows = real_rows()[:6]
-    sure = evaluate(known_bundle(oracle(rows)), Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    sure = evaluate(known_bundle(oracle(rows)), Data(real=rows), None, options=options(metrics=["brier"], steps=(1,)))
     assert sure.row(1).metrics["brier_lm"].value == 100.0
     assert sure.row(1).metrics["brier_lm"].facts == {"contexts": 6, "samples": 2}
     blank = known_bundle(lambda x_t, _: torch.zeros(*x_t.shape, 257))
-    chance = evaluate(blank, Data(real=rows), None, options(metrics=["brier"], steps=(1,)))
+    chance = evaluate(blank, Data(real=rows), None, options=options(metrics=["brier"], steps=(1,)))
     assert chance.row(1).metrics["brier_lm"].value < 5
 
 
@@ -110,7 +110,9 @@ def test_the_alternative_continues_the_same_rows_for_its_brier():
     rows = real_rows()[:6]
     alternative = Alternative("ar", judge_model(0))
     bundle = known_bundle(oracle(rows))
-    found = evaluate(bundle, Data(real=rows, alternative=alternative), None, options(metrics=["brier"], steps=(1,)))
+    found = evaluate(
+        bundle, Data(real=rows, alternative=alternative), None, options=options(metrics=["brier"], steps=(1,))
+    )
     assert found.alternatives[0].metrics["brier_lm"].facts["contexts"] == 6
 
 
@@ -367,7 +369,15 @@ def test_another_judge_scores_the_same_samples(tmp_path):
     assert other.rows[0].metrics["token_perplexity"] != direct.rows[0].metrics["token_perplexity"]
     assert other.rows[0].metrics["accuracy"] == direct.rows[0].metrics["accuracy"]
     lines = [json.loads(line) for line in archive.file.read_text().splitlines()]
-    assert {line.get("kind") for line in lines[1:]} == {"real", "bound", "text", "continuation", "repair", "row"}
+    assert {line.get("kind") for line in lines[1:]} == {
+        "real",
+        "bound",
+        "text",
+        "continuation",
+        "another continuation",
+        "repair",
+        "row",
+    }
     with pytest.raises(ValueError, match="holds no complete row"):
         evaluate_samples(archive, Data(), judge(), options=options(steps=(4,)))
 

@@ -85,7 +85,7 @@ def test_an_interrupted_causal_run_is_the_same_run(tmp_path, monkeypatch):
         ("model.cond_width=8", 'model.cond_width is not used by model.architecture = "causal"; remove it'),
         ("flow.source=mask", "flow is not used by"),
         ("model.preset=none", "model.preset is missing"),
-        ("model.preset=huge", "allowed are tiny, 170m"),
+        ("model.preset=huge", "allowed are tiny, stories, 170m"),
         ("runtime.strategy=fsdp", "allowed are single and ddp"),
         ("model.architecture=dit", '"causal" and "next-token" belong together'),
     ],

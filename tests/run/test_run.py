@@ -24,7 +24,7 @@ from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
-from fsdfm.learn import FewStepObjective, PathObjective, SweepObjective
+from fsdfm.learn import CanvasObjective, FewStepObjective, PathObjective, RewardObjective, SweepObjective
 from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.reflow import Reflow, couple
@@ -346,9 +346,10 @@ def test_every_recipe_builds_its_objects(name):
     objective = make_objective(recipe.objective, path)
     if name.startswith("peer-"):
         return  # a story model, with an objective of its own
-    if recipe.objective.kind == "sweep":
-        assert isinstance(objective, SweepObjective)
-        return  # a head over a parent that the file names
+    own = {"sweep": SweepObjective, "canvas": CanvasObjective, "reward": RewardObjective}
+    if recipe.objective.kind in own:
+        assert isinstance(objective, own[recipe.objective.kind])
+        return  # the file says the shape, or the parent
     assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
     parent = load_recipe(re.sub("fewstep|coded|linked|paper$", "dfm", name))
     if parent.model.preset is None:

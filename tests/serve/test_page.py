@@ -147,6 +147,30 @@ def test_a_damaged_text_is_repaired_and_what_changed_is_seen(page, live):
     assert "Before" in page.js("return document.querySelector('#results .asked').textContent")
 
 
+def test_a_text_without_damage_is_said_to_have_none(page, live):
+    page.visit(live.url)
+    page.press("tab-repair")
+    assert not page.js("return document.getElementById('blind-row').hidden")
+    page.put("corrupt", "")
+    assert page.js("return document.getElementById('blind-row').hidden")
+    page.put("damaged", "a text")
+    page.put("steps", 2)
+    page.go()
+    assert not any(live.models["tiny"].repair("a text", steps=2, seed=2).replaced)
+    assert "changed nothing" in page.js("return document.querySelector('#results article').textContent")
+
+
+def test_the_code_is_of_the_text_that_is_seen(page, live):
+    page.visit(live.url)
+    page.put("prompt", "abc")
+    page.put("room", 8)
+    page.press("go")
+    page.press("tab-gaps")  # while the text is on its way
+    page.until("!document.getElementById('go').disabled")
+    assert "/v1/completions" in page.js("return document.getElementById('curl').textContent")
+    assert "lm.generate" in page.js("return document.getElementById('library').textContent")
+
+
 def test_markup_is_shown_and_never_run(page, live):
     page.visit(live.url)
     page.put("prompt", "<img src=x onerror='window.hurt=1'>")

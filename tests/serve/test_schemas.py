@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from fsdfm.generate import SamplerConfig
 from fsdfm.serve.schemas import MAX_STEPS, CompletionBody
 
-OPTIONS = {field.name: field for field in fields(SamplerConfig) if field.name != "keep_states"}
+OPTIONS = {field.name: field for field in fields(SamplerConfig) if field.name not in ("keep_states", "curve")}
 BOUNDS = [(name, sort, value) for name, field in OPTIONS.items() for sort, value in field.metadata["bounds"].items()]
 
 

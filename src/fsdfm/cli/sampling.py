@@ -1,6 +1,6 @@
 """The options of sampling, declared once: every command that samples takes these, with these defaults and helps.
 
-`SamplingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two;
+`WritingOptions` has the fields of `fsdfm.generate.SamplerConfig` that a command line can say (a test compares the two;
 it is declared here so that help need not import torch). `takes_groups` turns a parameter of a group's type into the
 options of the group:
 
@@ -25,14 +25,28 @@ from fsdfm.cli.options import PrecisionOption, SeedOption
 if TYPE_CHECKING:
     from fsdfm.generate import SamplerOptions
 
-__all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "takes_groups"]
+__all__ = ["Machine", "NoiseSamplingOptions", "SamplingOptions", "WritingOptions", "takes_groups"]
+
+
+def _read_steps(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.removeprefix("-").isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a whole number or auto")
+    return int(text)
+
+
+StepsOption = Annotated[
+    Any | None,
+    typer.Option(parser=_read_steps, metavar="INTEGER|auto", help="Network calls for a block of text; 8 unless said."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseSamplingOptions:
     """How texts are sampled that begin with nothing but noise."""
 
-    steps: Annotated[int | None, typer.Option(help="Network calls for a block of text; 8 unless said.")] = None
+    steps: StepsOption = None
     seed: SeedOption = 0
     temperature: Annotated[
         float | None, typer.Option(help="Below 1: bolder about what is likely. The model's advice, or 1, unless said.")
@@ -45,11 +59,12 @@ class NoiseSamplingOptions:
     jump: Annotated[
         str | None,
         typer.Option(
-            help="exact, single (the paper's), instant, systematic, spaced. The model's advice, or exact, unless said.",
+            help="exact, single (the paper's), instant, systematic, spaced; certain, bounded, stop adapt. The model's "
+            "advice, or exact, unless said.",
             autocompletion=complete_rules,
         ),
     ] = None
-    grid: Annotated[str, typer.Option(help="uniform, kappa, or times such as 0,0.5,0.9,1.")] = "uniform"
+    grid: Annotated[str, typer.Option(help="uniform, kappa, fitted, or times such as 0,0.5,0.9,1.")] = "uniform"
 
     def options(self) -> SamplerOptions:
         """What the sampler wants to know."""
@@ -62,6 +77,18 @@ class SamplingOptions(NoiseSamplingOptions):
 
     start: Annotated[
         float | None, typer.Option(help="The time to start from; by default it follows from what is given.")
+    ] = None
+    cache: Annotated[
+        str, typer.Option(help="off; prompt: keep what is computed of the prompt (faster, not exact); prompt:4: renew.")
+    ] = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingOptions(SamplingOptions):
+    """How texts are sampled that somebody waits for: the number of calls may be left to the sampler."""
+
+    target: Annotated[
+        str | None, typer.Option(help="With --steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
     ] = None
 
 

@@ -13,7 +13,7 @@ import typer
 
 from fsdfm.cli.completion import complete_models
 from fsdfm.cli.output import Format, Output, show_blocks, watch
-from fsdfm.cli.sampling import Machine, SamplingOptions, takes_groups
+from fsdfm.cli.sampling import Machine, WritingOptions, takes_groups
 from fsdfm.files import read_text, replace_file
 from fsdfm.terminal import printable
 
@@ -47,7 +47,7 @@ def generate(
     suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in all; the model's length unless said.")] = None,
     *,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -64,7 +64,7 @@ def generate(
 def infill(
     text: Annotated[str, typer.Argument(help=r"[[6]] is a gap of six tokens, \[[ the two characters; - reads input.")],
     *,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -81,7 +81,7 @@ def repair(
     damaged: Annotated[list[str] | None, typer.Option(help="Damaged characters, BEGIN:END; may be repeated.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="First replace this share of the tokens by noise.")] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Do not tell the model what was corrupted.")] = False,
-    sampling: SamplingOptions,
+    sampling: WritingOptions,
     shared: Shared,
     machine: Machine,
 ) -> None:
@@ -110,7 +110,7 @@ def _is_board_model(folder: str | None) -> bool:
     return isinstance(config, dict) and config.get("architecture") == "sudoku"
 
 
-def _fill_board(board: str | None, shared: Shared, sampling: SamplingOptions) -> None:
+def _fill_board(board: str | None, shared: Shared, sampling: WritingOptions) -> None:
     """Let a network of `fsdfm study sudoku` fill in a board; with --out FILE.png a picture of its steps."""
     from fsdfm.generate import SamplerConfig
     from fsdfm.studies.sudoku.figure import draw_board_steps
@@ -137,7 +137,7 @@ def _fill_board(board: str | None, shared: Shared, sampling: SamplingOptions) ->
     typer.echo(f"{steps} network calls; {'solved' if answer.is_right else 'not a solution'}", err=True)
 
 
-def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
+def _begin(shared: Shared, sampling: WritingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
     """Everything that can be wrong before the model is read, then the model."""
     import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.generate import SamplerConfig, load
@@ -150,7 +150,7 @@ def _begin(shared: Shared, sampling: SamplingOptions, machine: Machine) -> tuple
 
 
 def _answer(
-    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: SamplingOptions, command: str
+    lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: WritingOptions, command: str
 ) -> Sequence[Generation]:
     options: SamplerOptions = {**sampling.options(), "keep_states": shared.states}
     if shared.watch:

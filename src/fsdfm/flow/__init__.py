@@ -3,6 +3,7 @@
 Reading order: schedule, source, path, loss, grid, categorical, posterior, rule, sampler; then crf, coupling, exact.
 """
 
+from fsdfm.flow.adaptive import CertainTurns, StableStop
 from fsdfm.flow.categorical import Draw, Filter, draw
 from fsdfm.flow.coupling import alike, inverse_autoregressive_noise, quantile_draws, quantile_law
 from fsdfm.flow.crf import Chain, ChainCRF, Transitions, crf_posterior, pmi_transitions
@@ -46,6 +47,7 @@ from fsdfm.flow.sweep import Sweep
 __all__ = [
     "POLICIES",
     "RULES",
+    "CertainTurns",
     "Chain",
     "ChainCRF",
     "CosineSchedule",
@@ -79,6 +81,7 @@ __all__ = [
     "SingleJump",
     "Source",
     "SplitNetwork",
+    "StableStop",
     "Step",
     "StepRule",
     "StepSizeWeights",

@@ -71,7 +71,8 @@ class SamplerState:
     index    the number of the step, which addresses the noise, of `steps` in all
     frozen   positions that must not change: bool [B, L]
     filter   temperature, top-k and top-p of this step
-    memory   what a rule wants to remember for its next step, by names of its own; empty at the start
+    memory   what a rule wants to remember for its next step, by names of its own; empty at the start. A rule that
+             writes "t" [B] there decides itself how far a text has come, and "finished" [B] ends texts before the grid
     """
 
     x_t: Tensor
@@ -389,7 +390,7 @@ RULES: dict[str, StepRule] = {
 
 def find_rule(text: str) -> StepRule:
     """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
-    name, colon, words = text.partition(":")
+    name, colon, words = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in RULES:
         raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
     rule, options = RULES[name], {}

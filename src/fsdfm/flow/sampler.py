@@ -36,12 +36,14 @@ class Question:
     x_t    int64 [B, L]
     t, h   [B] each, in the precision the network is told
     rows   positions b * L + i, in order: int64 [N]; None: any may be asked about
+    denoiser   who is to be asked in place of the network, such as one that has read what stands before; None: nobody
     """
 
     x_t: Tensor
     t: Tensor
     h: Tensor
     rows: Tensor | None
+    denoiser: Denoiser | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Sampler:
     frozen    positions that keep their token, bool [B, L]: prompts, known words of an infill, intact words of a repair
     filter    temperature, top-k, top-p
     hook      changes logits before they are used
+    calls     per text, so far: a rule may finish one before the grid is at its end
     renoise   opt-in: a step of size h first goes back by renoise * h to a time s >= 0 (`MixturePath.renoise`: exact, no
               network call; under the mask source it remasks), then forward from s
     """
@@ -92,13 +95,15 @@ class Sampler:
         self.path, self.grid, self.noise, self.rule = path, grid, noise, rule
         self.frozen, self.filter, self.hook, self.renoise = frozen, filter, hook, renoise
         self.x, self.index = x_0, 0
+        self.calls = torch.zeros(len(x_0), dtype=torch.int64)
         self._memory: dict[str, Tensor] = {}
         self._asked: tuple[SamplerState, Plan] | None = None
 
     @property
     def done(self) -> bool:
-        """Whether the grid is at its end."""
-        return self.index == self.grid.steps
+        """Whether the grid is at its end, or the rule says that every text is at its own."""
+        finished = self._memory.get("finished")
+        return self.index == self.grid.steps or (finished is not None and bool(finished.all()))
 
     def question(self) -> Question:
         """What the next step wants to know; asked again, the same."""
@@ -117,6 +122,8 @@ class Sampler:
         if self._asked is None:
             raise ValueError("nothing was asked; call question() before answer(posterior)")
         (state, plan), self._asked = self._asked, None
+        finished = self._memory.get("finished")
+        self.calls += 1 if finished is None else (~finished).to(self.calls)
         if self.hook is not None:
             posterior = posterior.changed(self.hook, state.x_t, t=state.t, t_next=state.t_next)
         held = torch.where(state.movable(), -1, state.x_t)
@@ -130,6 +137,10 @@ class Sampler:
         batch, index, x_t = len(self.x), self.index, self.x
         t = self.grid.times[..., index].expand(batch)
         t_next = self.grid.times[..., index + 1].expand(batch)
+        if "t" in self._memory:  # the rest is shared out evenly over the calls that are left
+            own = self._memory["t"]
+            pace = own + (1 - own) / (self.grid.steps - index)
+            t, t_next = torch.where(own < 1, own, t), torch.where(own < 1, pace, t_next)  # of finished ones, any
         if self.renoise:
             t_back = (t - self.renoise * (t_next - t)).clamp(min=0)
             renoised = self.path.renoise(x_t, t, t_back, noise=self.noise, step=index)

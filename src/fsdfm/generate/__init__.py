@@ -5,6 +5,7 @@ run (the one loop), result, model (`load`, `lm`).
 """
 
 from fsdfm.generate.blind import FALSE_ALARMS, consistent_time, expected_agreement, find_damage, leave_one_out
+from fsdfm.generate.budget import EntropyCurve, fit_curve
 from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions, check_advice, read_advice
 from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
 from fsdfm.generate.request import Begin, Request
@@ -15,6 +16,7 @@ __all__ = [
     "MAX_STEPS",
     "Begin",
     "Corruption",
+    "EntropyCurve",
     "Generation",
     "LanguageModel",
     "Request",
@@ -26,6 +28,7 @@ __all__ = [
     "consistent_time",
     "expected_agreement",
     "find_damage",
+    "fit_curve",
     "leave_one_out",
     "load",
     "pieces_of",

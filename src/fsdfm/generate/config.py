@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
 from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule, find_rule
+from fsdfm.generate.budget import BudgetTarget, EntropyCurve
 from fsdfm.peers.sampling import tail_grid
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advice", "read_advice"]
@@ -20,13 +21,14 @@ __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advic
 MAX_STEPS = 8192  # eight times the finest step size that training knows
 MAX_SEED = 2**64 - 1
 DEFAULT_STEPS = 8
-GRIDS = ("uniform", "kappa", "tail")
+GRIDS = ("uniform", "kappa", "tail", "fitted")
 
 
 class SamplerOptions(TypedDict, total=False):
     """The keyword arguments of `generate`, `infill`, `repair`, `stream` and `run`: see `SamplerConfig`."""
 
-    steps: int | None
+    steps: int | Literal["auto"] | None
+    target: str | None
     seed: int
     temperature: float | None
     final_temperature: float | None
@@ -35,7 +37,9 @@ class SamplerOptions(TypedDict, total=False):
     jump: str | StepRule | None
     grid: str | Grid
     start: float | None
+    cache: str
     keep_states: bool
+    curve: EntropyCurve | None
 
 
 def _says(about: str, **bounds: float) -> dict[str, Any]:
@@ -47,26 +51,38 @@ def _says(about: str, **bounds: float) -> dict[str, Any]:
 class SamplerConfig:
     """How to sample; the same for every request of a call.
 
-    steps         network calls for a block of text; the model's own advice, 8 where it has none, or the grid's
+    steps         network calls for a block of text; the model's own advice, 8 where it has none, or the grid's; "auto":
+                  as many as the target needs, at the best times for so many (`fsdfm.generate.budget`)
+    target        of steps "auto": quality=0.3 (nats per token that independent draws may waste), calls=8, or ms=500
     seed          the same seed gives the same text
     temperature, top_p, top_k   narrow p_{1|t} before anything is drawn; the temperature is the model's own advice for
                   so many steps unless said, 1 where it has none
     final_temperature   that of the last step, where it changes from step to step; None: it does not
-    jump          the rule of a step: exact, single, instant, systematic, spaced, sweep, a peer's, with options if
-                  need be (`remdm-cap:eta=0.02`), or a `StepRule`; the model's own advice unless said, exact where it
-                  has none
-    grid          uniform: equal steps in time; kappa: equal steps in kappa; tail: equal steps, and a last call where
-                  hardly any noise is left, as some peers spend it; "0,0.5,0.9,1": these times; or a `Grid`
+    jump          the rule of a step: exact, single, instant, systematic, spaced, sweep; certain, bounded, stop, which
+                  adapt (`fsdfm.flow.adaptive`); a peer's, with options if need be (`remdm-cap:eta=0.02`), or a
+                  `StepRule`; the model's own advice unless said, exact where it has none
+    grid          uniform: equal steps in time; kappa: equal steps in kappa; fitted: the best for the model's entropy
+                  curve; tail: equal steps, and a last call where hardly any noise is left, as some peers spend it;
+                  "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is
+    cache         off; prompt: the keys and values of what is given are those of the first call of a block, which is
+                  faster and not exact; prompt:4: they are renewed in every fourth call (`fsdfm.generate.cache`)
     keep_states   keep the text at every step in the result
+    curve         the model's entropy curve, which its advice has
     """
 
-    steps: int | None = field(
+    steps: int | Literal["auto"] | None = field(
         default=None,
         metadata=_says(
-            "Network calls for a block of text; the model's own advice, or 8, unless said.", ge=1, le=MAX_STEPS
+            "Network calls for a block of text; auto: as many as the target needs; the model's own advice, or 8, "
+            "unless said.",
+            ge=1,
+            le=MAX_STEPS,
         ),
+    )
+    target: str | None = field(
+        default=None, metadata=_says("Of steps auto: quality=0.3 (nats per token), calls=8 or ms=500.")
     )
     seed: int = field(
         default=0, metadata=_says("The same request with the same seed gives the same text.", ge=0, le=MAX_SEED)
@@ -88,15 +104,23 @@ class SamplerConfig:
             "exact, single, instant, systematic, spaced or sweep: the model's own advice, or exact, unless said."
         ),
     )
-    grid: str | Grid = field(default="uniform", metadata=_says("uniform, kappa, or times such as 0,0.5,0.9,1."))
+    grid: str | Grid = field(default="uniform", metadata=_says("uniform, kappa, fitted, or times such as 0,0.5,0.9,1."))
     start: float | None = field(
         default=None, metadata=_says("The time to start from; it follows from what is given unless said.", ge=0, lt=1)
     )
+    cache: str = field(
+        default="off", metadata=_says("off; prompt: keep what is computed of the prompt (not exact); prompt:4: renew.")
+    )
     keep_states: bool = field(default=False, metadata=_says("Keep the text at every step in the result."))
+    curve: EntropyCurve | None = field(default=None, metadata=_says("The model's entropy curve, which its advice has."))
 
     def __post_init__(self) -> None:
-        if self.steps is not None:
+        if self.steps not in (None, "auto"):
             require_whole("steps", self.steps, 1, high=MAX_STEPS)
+        if self.target is not None:
+            BudgetTarget.read(self.target)
+            if self.steps != "auto":
+                raise ValueError(f"target is {self.target!r}, which belongs to steps auto, and steps is {self.steps}")
         require_whole("seed", self.seed, 0, high=MAX_SEED)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
@@ -106,6 +130,7 @@ class SamplerConfig:
             raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
         self.rule()
+        self.refresh()
         self._check_grid()
 
     def filter(self) -> Filter | None:
@@ -117,7 +142,18 @@ class SamplerConfig:
     def rule(self) -> StepRule:
         """The jump rule."""
         jump = "exact" if self.jump is None else self.jump
-        return jump if isinstance(jump, StepRule) else find_rule(jump)
+        return jump if isinstance(jump, StepRule) else find_rule(str(jump))
+
+    def refresh(self) -> int | None:
+        """After how many calls the keys of what is given are renewed: 0 never, None: they are not kept."""
+        if self.cache == "off":
+            return None
+        name, _, calls = self.cache.partition(":")
+        if name != "prompt" or (calls and not calls.isdecimal()):
+            raise ValueError(
+                f"cache is {self.cache!r:.80}; allowed are off, prompt, and prompt:4 to renew every 4 calls"
+            )
+        return int(calls or 0)
 
     def advised(self, advice: Mapping[str, Any] | None) -> SamplerConfig:
         """These settings, and where they say nothing what a model advises: the `sampling` of its config.json.
@@ -130,6 +166,10 @@ class SamplerConfig:
             return self
         temperature, jump = self.temperature, self.jump
         try:
+            if self.curve is None and "curve" in advice:
+                return replace(self, curve=EntropyCurve(tuple(advice["curve"]))).advised(advice)
+            if self.steps == "auto":
+                return replace(self, jump=self.jump or advice.get("jump"))
             if self.steps is None and self._own_times() is None and "steps" in advice:
                 return replace(self, steps=advice["steps"]).advised(advice)
             if temperature is None and self.final_temperature is None and advice.get("temperature"):
@@ -143,9 +183,20 @@ class SamplerConfig:
                 f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
             ) from error
 
+    def budgeted(self, seconds: Callable[[], float]) -> SamplerConfig:
+        """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here."""
+        if self.steps != "auto":
+            return self
+        target = BudgetTarget() if self.target is None else BudgetTarget.read(self.target)
+        steps = target.steps(self.curve, seconds() if target.kind == "ms" else None)
+        grid = "fitted" if self.grid == "uniform" and self.curve is not None else self.grid
+        return replace(self, steps=steps, target=None, grid=grid)
+
     def to_json(self) -> dict[str, Any]:
         """What a result file says of the sampler: every option that was chosen or advised, by its name."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states")}
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states", "curve")}
+        if self.cache == "off":
+            del record["cache"]
         named = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
         record["jump"] = self.jump if isinstance(self.jump, str) else named
         if isinstance(self.grid, Grid):
@@ -155,11 +206,15 @@ class SamplerConfig:
     def num_steps(self) -> int:
         """S: network calls for a block."""
         times = self._own_times()
+        if self.steps == "auto":
+            raise ValueError("steps is auto, and how many these are depends on the model; ask lm.sampler_config(...)")
         return (self.steps or DEFAULT_STEPS) if times is None else len(times) - 1
 
     def make_grid(self, starts: Tensor, schedule: Schedule) -> Grid:
         """The times of every row: the grid's shape over [0, 1], laid over [t_0, 1] for starts t_0 [B]."""
         shape = self._own_times()
+        if self.grid == "fitted":
+            return self._fitted(starts, schedule)
         if shape is None:
             shape = Grid.uniform(self.num_steps()).times
             if self.grid == "tail" and self.num_steps() > 1:
@@ -169,6 +224,24 @@ class SamplerConfig:
         times = starts[:, None] + (1 - starts[:, None]) * (shape - shape[0]) / (1 - shape[0])
         times[:, -1] = 1.0
         return Grid(times)
+
+    def _fitted(self, starts: Tensor, schedule: Schedule) -> Grid:
+        """For every row the best times from its start on."""
+        if self.curve is None:
+            raise ValueError(
+                "grid is fitted, but this model advises no entropy curve; fit one (fsdfm.generate.fit_curve), or take "
+                "another grid"
+            )
+        rows, kept = [], dict[float, Tensor]()
+        for start in starts.tolist():
+            if start not in kept:
+                kappa = float(schedule.kappa(torch.tensor(start, dtype=torch.float64)))
+                shares = torch.tensor(self.curve.plan(self.num_steps(), kappa), dtype=torch.float64)
+                times = schedule.kappa_inverse(shares.clamp(max=1.0))
+                times[0], times[-1] = start, 1.0
+                kept[start] = times
+            rows.append(kept[start])
+        return Grid(torch.stack(rows))
 
     def fixed_start(self) -> float | None:
         """t_0 where the settings say it: `start`, or the first time of a grid that does not begin at 0."""
@@ -214,7 +287,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 # --- a model's advice -------------------------------------------------------------------------------------------------
 
-_ADVISED = ("steps", "jump", "temperature")
+_ADVISED = ("steps", "jump", "temperature", "curve")
 
 
 def check_advice(advice: Mapping[str, Any]) -> None:
@@ -226,6 +299,8 @@ def check_advice(advice: Mapping[str, Any]) -> None:
         SamplerConfig(jump=str(advice["jump"]))
     if "steps" in advice:
         SamplerConfig(steps=advice["steps"])
+    if "curve" in advice:
+        EntropyCurve(tuple(advice["curve"]))
     temperatures = advice.get("temperature", {})
     if not isinstance(temperatures, Mapping) or ("temperature" in advice and not temperatures):
         raise ValueError(f"the advised temperature is {temperatures!r:.80}; give one for every budget: 1:0.9,8:0.85")
@@ -252,11 +327,22 @@ def read_advice(words: Sequence[str]) -> dict[str, Any]:
 def _read_advised(name: str, text: str) -> Any:
     if name == "temperature":
         return _read_temperatures(text)
+    if name == "curve":
+        return _read_curve(text)
     if name != "steps":
         return text
     if not text.isdecimal():
         raise ValueError(f"the advised steps are {text!r:.80}; write a whole number such as steps=1")
     return int(text)
+
+
+def _read_curve(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"the advised curve is {text!r:.80}; write nats at equal shares: 5.9,4.6,3.2,1.4,0.1"
+        ) from None
 
 
 def _read_temperatures(text: str) -> dict[str, float]:

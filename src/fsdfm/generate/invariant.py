@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsdfm.flow import Posterior, Question, SplitNetwork, network_posterior
+from fsdfm.model.context import Context
 from fsdfm.runtime import Runtime
 
-__all__ = ["BUCKET", "HEAD_ROWS", "BatchInvariant"]
+__all__ = ["BUCKET", "HEAD_ROWS", "AfterContext", "BatchInvariant"]
 
 HEAD_ROWS = 128  # what the sampler asks of a head at a time
 BUCKET = 32  # tokens: texts whose lengths are equal when rounded up to a multiple share a call
@@ -125,6 +126,17 @@ class BatchInvariant:
         return torch.cat(parts) if parts else torch.empty(0, 0)
 
     @torch.no_grad()
+    def read(self, tokens: Tensor, context: Context | None) -> Context:
+        """What the model makes of one more canvas [1, C] of clean text."""
+        with self.runtime.autocast():
+            found: Context = self.model.read(tokens, context)  # type: ignore[attr-defined]  # canvas models have it
+        return found
+
+    def after(self, contexts: Sequence[Context | None]) -> AfterContext:
+        """This network about texts that go on after what was read, a context per sample."""
+        return AfterContext(self, contexts)
+
+    @torch.no_grad()
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows, of one sample where a call is about one, HEAD_ROWS at a time: [N, C] -> [N, V]."""
         parts = []
@@ -167,6 +179,49 @@ class _Computed:
     def logits_at(self, features: Tensor) -> Tensor:
         """The head of the network."""
         return self.network.logits_at(features)
+
+
+class AfterContext:
+    """A network that sees, for every sample, what was read before it; one sample at a time."""
+
+    samples_apart = True
+
+    def __init__(self, network: BatchInvariant, contexts: Sequence[Context | None]):
+        self.network, self.contexts = network, contexts
+        self.model: Any = network.model
+        self.logits_at = network.logits_at
+
+    @property
+    def joint(self) -> Any:
+        """The model's joint head, if it has one."""
+        return self.network.joint
+
+    @torch.no_grad()
+    def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
+        """p_{1|t}(. | x_t, what was read)."""
+        return network_posterior(self, x_t, t, h=h, rows=rows)
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C]."""
+        parts = []
+        for sample, context in enumerate(self.contexts):
+            one = slice(sample, sample + 1)
+            with self.network.runtime.autocast():
+                parts.append(self.model.trunk(x_t[one], t[one], h[one], context=context).to(torch.float32))
+        return torch.cat(parts)
+
+    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor) -> Tensor:
+        """The features of positions b * L + i, in order: int64 [N] -> [N, C]; a sample without rows is not computed."""
+        parts, length = [], x_t.shape[1]
+        counts = torch.bincount(rows // length, minlength=len(x_t)).tolist()
+        for sample, own in enumerate(torch.split(rows, counts)):
+            if len(own):
+                one, context = slice(sample, sample + 1), self.contexts[sample]
+                own = own - sample * length
+                with self.network.runtime.autocast():
+                    found = self.model.features_at(x_t[one], t[one], h[one], rows=own, context=context)
+                parts.append(found.to(torch.float32))
+        return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
 def _fill(value: Tensor, rows: int) -> Tensor:

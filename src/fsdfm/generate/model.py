@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 import torch
 
 from fsdfm.checkpoint import Checkpoint, load_model, require_finite
+from fsdfm.generate.budget import seconds_per_call
 from fsdfm.generate.config import SamplerConfig, SamplerOptions, check_options
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
@@ -80,6 +81,21 @@ class Corruption:
 class Stream(Iterator[State]):
     """The states of a text, one after the other; `result` walks to the end and is what came of it."""
 
+    def blocks(self) -> Iterator[str]:
+        """The text block by block, each as soon as it is done; joined they are the text."""
+        pending: list[int] = []
+        done = 0
+        for moment in self._moments:
+            if not moment.done:
+                continue
+            stop = self._walk.blocks[moment.block].stop
+            pending += self._walk.tokens(0, done, stop)
+            done = stop
+            text = self._walk.checkpoint.tokenizer.decode(pending)
+            if not text.endswith("\ufffd") or stop == self._walk.blocks[-1].stop:  # else a character goes on behind it
+                pending = []
+                yield text
+
     def __init__(self, walk: GenerationRun):
         self._walk = walk
         self.steps = walk.steps
@@ -102,8 +118,9 @@ class LanguageModel:
         lm = fsdfm.load("runs/tiny-dfm")
         print(lm.generate("Once upon a time", steps=8).text)
 
-    Every method takes the keyword arguments of `SamplerConfig`: steps, seed, temperature, top_p, top_k, jump, grid,
-    start, keep_states. A text depends on its request and the settings, never on what else is in the batch.
+    Every method takes the keyword arguments of `SamplerConfig`: steps, target, seed, temperature, top_p, top_k,
+    jump, grid, start, cache, keep_states. A text depends on its request and the settings, never on what else is in the
+    batch.
 
     Threads may share one: a call keeps its state to itself, and the weights are only read. On a CPU so may a process
     and its forks: a child writes the same texts with one thread. On a GPU children load their own (`multiprocessing`
@@ -167,8 +184,8 @@ class LanguageModel:
         prompt   a text, or several
         length   tokens in all, what is given included; the training length unless said; more takes several blocks
         num      how many texts of each prompt; with it, or with several prompts, the answer is a list
-        options  steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
-                 `SamplerConfig`
+        options  steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
+                 keep_states, curve: see `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
         prompts: list[str | None] = [None] if prompt is None else [*_texts("prompt", prompt)]
@@ -193,8 +210,8 @@ class LanguageModel:
     ) -> Generation | list[Generation]:
         r"""Fill the gaps of a text, or of several: `[[6]]` stands for six tokens, `\[[` for a literal `[[`.
 
-        options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
-                  `SamplerConfig`
+        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
+                  keep_states, curve: see `SamplerConfig`
         """
         requests = [self.encoder.gaps(each, begin=begin) for each in _texts("text", text)]
         return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
@@ -234,8 +251,8 @@ class LanguageModel:
                   written anew from noise and the rest stands fast. None: blind; so are the tokens that the model finds
                   surely wrong given all others (`marked`), about one right token in 200 among them
                   (`fsdfm.generate.blind`)
-        options   steps, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, keep_states: see
-                  `SamplerConfig`
+        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
+                  keep_states, curve: see `SamplerConfig`
         """
         if isinstance(text, str) or not _holds_texts(text):
             one = cast("str | Sequence[int]", text)
@@ -248,7 +265,9 @@ class LanguageModel:
     def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
         """How these options sample: what they leave open is the model's own advice, if it has any."""
         check_options(options)
-        return SamplerConfig(**options).advised(self.checkpoint.facts.get("sampling"))
+        advice = self.checkpoint.facts.get("sampling")
+        config = SamplerConfig(**options).advised(advice)
+        return config.budgeted(lambda: seconds_per_call(self, self.checkpoint.length)).advised(advice)
 
     def stream(
         self,

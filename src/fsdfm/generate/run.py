@@ -4,7 +4,8 @@ A `GenerationRun` asks for what it needs to know (`events` yields questions and 
 step; `run` answers its own questions, a server those of many runs at once.
 
 A row no longer than the training length is one block. A longer one is cut into overlapping blocks: each begins half a
-block before the end of the one before, and what is decided there stands fast.
+block before the end of the one before, and what is decided there stands fast. A canvas model (`fsdfm.model.context`)
+writes canvas after canvas and reads each once it is done.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
-from fsdfm.flow import Grid, MixturePath, Posterior, Question, Sampler
+from fsdfm.flow import Denoiser, Grid, MixturePath, Posterior, Question, Sampler
 from fsdfm.flow.posterior import LogitsHook, Rows
 from fsdfm.generate.blind import JUDGED_AT, consistent_time, find_damage, leave_one_out
+from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import MAX_BLOCKS, Request, longest_text
 from fsdfm.generate.result import Generation, State, pieces_of
+from fsdfm.model.context import Context
 from fsdfm.noise import Noise
 
 __all__ = ["GenerationRun", "StepState", "cut_blocks"]
@@ -49,13 +52,17 @@ def cut_blocks(length: int, size: int, *, extra: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class StepState:
-    """A step of a block: which rows it belongs to [n], their times [n], and what it changed, bool [n, length]."""
+    """A step of a block: which rows it belongs to [n], their times [n], and what it changed, bool [n, length].
+
+    done   whether it was the last of its block
+    """
 
     block: int
     step: int
     rows: Tensor
     t: Tensor
     changed: Tensor
+    done: bool = False
 
 
 Event = Question | StepState
@@ -81,7 +88,9 @@ class GenerationRun:
         self.checkpoint, self.network, self.requests, self.config = checkpoint, network, requests, config
         self.observe, self.warnings = observe, list[str]()
         self.steps = config.num_steps()
-        self.extra = int(checkpoint.bos_id is not None)
+        self.canvas: int | None = getattr(checkpoint.model.config, "canvas", None)
+        self.contexts: list[Context | None] = [None] * len(requests)
+        self.extra = int(checkpoint.bos_id is not None and self.canvas is None)
         self.blocks = self._cut()
         self.x = torch.tensor([request.tokens for request in requests])
         self.frozen = torch.tensor([request.frozen for request in requests])
@@ -110,7 +119,8 @@ class GenerationRun:
                 return
             answer = None
             if isinstance(event, Question):
-                answer = self.network.posterior(event.x_t, event.t, event.h, rows=event.rows)
+                asked = event.denoiser or self.network
+                answer = asked.posterior(event.x_t, event.t, event.h, rows=event.rows)
             else:
                 yield event
 
@@ -120,6 +130,8 @@ class GenerationRun:
         for block, positions in enumerate(self.blocks):
             columns = torch.arange(positions.start, positions.stop)
             rows = self._open_rows(columns)
+            if self.canvas is not None and block:
+                self._read(self.blocks[block - 1])
             if len(rows):
                 yield from self._run_block(block, rows, columns)
                 self.seconds[rows] = time.perf_counter() - began
@@ -140,6 +152,13 @@ class GenerationRun:
             tokenizer=self.checkpoint.tokenizer,
         )
 
+    def tokens(self, row: int, start: int, stop: int) -> list[int]:
+        """The tokens of a text at positions start .. stop-1, up to its end and without what begins it."""
+        request, end = self.requests[row], self._end(row)
+        last = stop if end is None else min(stop, end)
+        found: list[int] = self.x[row, max(start, request.num_bos) : last].tolist()
+        return found
+
     def results(self) -> list[Generation]:
         """What came of every request, in their order."""
         return [self._result(row) for row in range(len(self.requests))]
@@ -147,6 +166,8 @@ class GenerationRun:
     def _cut(self) -> list[range]:
         """The blocks of these texts, and a warning where there are several."""
         length, size = len(self.requests[0].tokens), self.checkpoint.length
+        if self.canvas is not None:
+            return self._cut_canvases(length, self.canvas)
         blocks = cut_blocks(length, size, extra=self.extra)
         if len(blocks) > 1:
             self._warn(
@@ -155,6 +176,29 @@ class GenerationRun:
                 "before is remembered"
             )
         return blocks
+
+    def _cut_canvases(self, length: int, size: int) -> list[range]:
+        if length > MAX_BLOCKS * size:
+            raise ValueError(
+                f"{length} tokens are too many; at most {MAX_BLOCKS * size} are possible, {MAX_BLOCKS} canvases of "
+                f"{size}: ask for less"
+            )
+        blocks = [range(start, min(start + size, length)) for start in range(0, length, size)]
+        for request in self.requests:
+            free = [i for i, frozen in enumerate(request.frozen) if not frozen]
+            if any(request.frozen[(free[0] // size + 1) * size :]):
+                self._warn(
+                    f"this model writes {size} tokens at a time after what stands before; what is given further "
+                    "behind is not seen until then"
+                )
+        return blocks
+
+    def _read(self, positions: range) -> None:
+        """Let every text that goes on read its last canvas."""
+        for row in range(len(self.requests)):
+            if self._end(row) is None:
+                tokens = self.x[row : row + 1, positions.start : positions.stop].to(self.network.runtime.device)
+                self.contexts[row] = self.network.read(tokens, self.contexts[row])
 
     # --- one block ----------------------------------------------------------------------------------------------------
 
@@ -178,6 +222,7 @@ class GenerationRun:
         noise = Noise(config.seed, [self.requests[row].sample_index(block) for row in rows.tolist()])
         kept = frozen | self.draft[rows][:, None]
         x_t = torch.where(kept, x_t, path.source.sample(noise, x_t.shape[1]))
+        denoiser = self._denoiser(rows)
         x_t, starts = yield from self._start(x_t, frozen, rows, num_bos=num_bos, noise=noise)
         grid = config.make_grid(starts, path.schedule)
         self._warn_of_step_sizes(grid)
@@ -195,18 +240,31 @@ class GenerationRun:
             filter=config.filter(),
             hook=self._hook(rows, columns, extra),
         )
+        denoiser = denoiser or self._cached(frozen)
         while not sampler.done:
-            question = sampler.question()
+            question = replace(sampler.question(), denoiser=denoiser)
             self.asked[rows] += _asked(question)
+            self.calls[rows] += 1
             step = sampler.answer(_answered((yield question)))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
             changed[:, columns] = step.jumps[:, extra:].cpu()
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
-            yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed))
-        self.calls[rows] += self.steps
+            yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed, sampler.done))
         self.num_blocks[rows] += 1
+
+    def _denoiser(self, rows: Tensor) -> Denoiser | None:
+        """Who is asked about these rows where they have read something; None: the network."""
+        contexts = [self.contexts[row] for row in rows.tolist()]
+        return self.network.after(contexts) if any(context is not None for context in contexts) else None
+
+    def _cached(self, frozen: Tensor) -> Denoiser | None:
+        """Who is asked where the keys and values of what is given are kept; None: the network."""
+        refresh = self.config.refresh()
+        if refresh is None or not bool(frozen.any()):
+            return None
+        return PromptCache(self.network, frozen, refresh=refresh)
 
     # --- blind repair -------------------------------------------------------------------------------------------------
 
@@ -217,7 +275,7 @@ class GenerationRun:
         blind = self.blind[rows]
         path, device = self.checkpoint.path, self.network.runtime.device
         shown, told = x_t[blind].to(device), self._times(_judging_time(path), int(blind.sum()))
-        posterior = _answered((yield Question(shown, told, self._finest(told), None)))
+        posterior = _answered((yield Question(shown, told, self._finest(told), None, self._denoiser(rows[blind]))))
         self.calls[rows[blind]] += 1
         log_odds = _shown_log_odds(posterior, shown, mask_token=path.source.mask_token)
         scores = leave_one_out(path, log_odds, x_t[blind], kappa=JUDGED_AT)
@@ -285,7 +343,7 @@ class GenerationRun:
         t = next(search)
         while True:
             told = t.to(device, precise)
-            posterior = yield Question(x_t.to(device), told, self._finest(told), None)
+            posterior = yield Question(x_t.to(device), told, self._finest(told), None, self._denoiser(rows))
             self.calls[rows] += 1
             log_odds = _shown_log_odds(_answered(posterior), x_t.to(device), mask_token=path.source.mask_token)
             shown = torch.sigmoid(log_odds)

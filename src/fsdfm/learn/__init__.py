@@ -3,6 +3,7 @@
 What a recipe may name as a kind is registered here, one line each; see `register_objective` for how to add your own.
 """
 
+from fsdfm.learn.canvas import CanvasConfig, CanvasObjective, make_canvas_objective
 from fsdfm.learn.causal import NextTokenConfig, NextTokenObjective
 from fsdfm.learn.fewstep import FewStepConfig, FewStepObjective, make_few_step_objective
 from fsdfm.learn.objective import (
@@ -27,6 +28,7 @@ from fsdfm.learn.path import (
     TimeGrid,
     make_path_objective,
 )
+from fsdfm.learn.reward import REWARDS, RewardConfig, RewardObjective, make_reward_objective, register_reward
 from fsdfm.learn.sweep import (
     AutoregressiveConfig,
     AutoregressiveTeacher,
@@ -46,10 +48,13 @@ from fsdfm.learn.teacher import (
 
 __all__ = [
     "OBJECTIVES",
+    "REWARDS",
     "TABLEAUS",
     "TEACHERS",
     "AutoregressiveConfig",
     "AutoregressiveTeacher",
+    "CanvasConfig",
+    "CanvasObjective",
     "CrossEntropy",
     "FewStepConfig",
     "FewStepObjective",
@@ -64,6 +69,8 @@ __all__ = [
     "PathConfig",
     "PathLoss",
     "PathObjective",
+    "RewardConfig",
+    "RewardObjective",
     "ShortcutConfig",
     "ShortcutTeacher",
     "Stage",
@@ -75,11 +82,14 @@ __all__ = [
     "TimeGrid",
     "TrainableDenoiser",
     "register_objective",
+    "register_reward",
     "register_teacher",
 ]
 
 register_objective("path", PathConfig, make_path_objective)
 register_objective("fewstep", FewStepConfig, make_few_step_objective)
+register_objective("canvas", CanvasConfig, make_canvas_objective)
+register_objective("reward", RewardConfig, make_reward_objective)
 register_objective("sweep", SweepConfig, make_sweep_objective)
 register_objective("next-token", NextTokenConfig, lambda _, __: NextTokenObjective())
 register_teacher("none", NoTeacherConfig, lambda _: None)

@@ -165,16 +165,19 @@ class EntropyAlarm:
         if target_entropy is None or self.reference is None or target_entropy >= self.share * self.reference:
             return None
         return (
-            f"the teacher's targets have entropy {target_entropy:.2f} nats, the student had {self.reference:.2f} at "
-            "the start: it may be collapsing; look at its samples, lower optim.lr or average probabilities"
+            f"what it learns from has entropy {target_entropy:.2f} nats, the student had {self.reference:.2f} at the "
+            "start: it may be collapsing; look at its samples, lower optim.lr, average probabilities or raise the "
+            "price of leaving the parent"
         )
 
 
 def own_entropy(objective: Objective) -> Objective | None:
     """The objective that notes as target entropy what the network itself says; None where there is no teacher.
 
-    It needs an objective that is a dataclass with the field `teacher`.
+    It needs an objective that is a dataclass with the field `teacher`, or one that says it notes its own draws.
     """
+    if getattr(objective, "notes_own_entropy", False):
+        return objective
     teacher = objective.teacher
     if teacher is None or not is_dataclass(objective) or "teacher" not in {f.name for f in fields(objective)}:
         return None

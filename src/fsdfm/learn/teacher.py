@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fsdfm.flow import RULES, ExactJump, Independent, Jump, MixturePath, SamplerState, Schedule, advance
-from fsdfm.learn.objective import TrainableDenoiser
+from fsdfm.learn.objective import Target, TrainableDenoiser
 from fsdfm.learn.registry import find_named
 from fsdfm.noise import Noise
 
@@ -22,6 +22,7 @@ __all__ = [
     "TABLEAUS",
     "FeatureTarget",
     "NoTeacherConfig",
+    "ParentTeacher",
     "ShortcutConfig",
     "ShortcutTeacher",
     "Stage",
@@ -204,6 +205,20 @@ def _averaged(model: TrainableDenoiser, features: list[Tensor], weights: Tensor,
     used = [k for k in range(len(features)) if bool((weights[:, k] > 0).any())]
     rows = [weights[:, k, None].expand(-1, length).reshape(-1, 1) for k in used]
     return FeatureTarget(model, [features[k].flatten(0, 1) for k in used], rows)
+
+
+@dataclass(frozen=True)
+class ParentTeacher:
+    """Who is asked by an objective itself: the frozen parent, so many times per row."""
+
+    calls: int
+    from_h: float = 0.0
+    temperature: float = 1.0
+    network: Literal["ema", "student", "parent"] = "parent"
+
+    def target(self, *_: Any, **__: Any) -> Target:
+        """The objective asks the parent itself."""
+        raise ValueError("this teacher belongs to its own objective; name a teacher of few-step training instead")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ __all__ = [
     "Scale",
     "energy_distance",
     "hidden_features",
+    "median_distance",
     "mmd",
     "ngram_features",
     "split_scale",
@@ -81,7 +82,7 @@ def mmd(a: Matrix, b: Matrix, *, bandwidth: float | None = None) -> float:
     Unbiased; s is `bandwidth`, or else the median distance between points of both sets together.
     """
     x, y = _checked(a, b)
-    s = bandwidth if bandwidth is not None else _median_distance(torch.cat((x, y)))
+    s = bandwidth if bandwidth is not None else median_distance(torch.cat((x, y)))
     if not s > 0:
         if bandwidth is None:  # more than half of all pairs are equal: nothing to tell apart by
             return 0.0
@@ -119,7 +120,8 @@ def _own_distance(x: Tensor) -> float:
     return _own_mean(x, lambda distance: distance)
 
 
-def _median_distance(points: Tensor) -> float:
+def median_distance(points: Tensor) -> float:
+    """The median distance between points [N, D], or of some of them where they are many."""
     chosen = points[:: -(-len(points) // _MOST_FOR_MEDIAN)]
     rows, columns = torch.triu_indices(len(chosen), len(chosen), offset=1)
     return float(torch.cdist(chosen, chosen)[rows, columns].median())

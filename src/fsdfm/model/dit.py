@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fsdfm.flow import Posterior, SplitNetwork
 from fsdfm.flow.posterior import independent_posterior
 from fsdfm.flow.reading import reading_hook
+from fsdfm.model.context import Beside, CanvasPattern, Context
 from fsdfm.model.crf_head import CRFConfig
 from fsdfm.model.joint import JointConfig, JointHead, JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
@@ -21,6 +23,7 @@ from fsdfm.model.layers import (
     Modulation,
     Norm,
     Rotary,
+    RotaryScaling,
     Sinusoid,
     draw_normal,
     embedding,
@@ -53,6 +56,10 @@ class ModelConfig(JointStackConfig):
     clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa (`_told`)
     says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
+    canvas: int | None = None  # tokens that are written at a time, after clean context (`fsdfm.model.context`)
+    window: int | None = None  # of that context so many tokens are seen, a multiple of the canvas; None: all
+    rotary_factor: float = 1.0  # texts so many times longer than in training (`RotaryScaling`)
+    rotary_scaling: Literal["linear", "ntk"] = "ntk"  # how
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +74,23 @@ class ModelConfig(JointStackConfig):
             raise ValueError(f"says is {self.says!r}, but a joint head needs logits of the posterior; leave one out")
         if not isinstance(self.next_token, bool):
             raise ValueError(f"next_token is {self.next_token!r}; allowed are true and false")
+        self._check_canvas()
+        self.scaling  # noqa: B018 (checks it)
+
+    def _check_canvas(self) -> None:
+        for name in ("canvas", "window"):
+            if getattr(self, name) is not None:
+                self._check_count(name)
+        if self.window is not None and (self.canvas is None or self.window % self.canvas):
+            raise ValueError(f"window is {self.window}; allowed are multiples of the canvas, {self.canvas}")
+        if self.canvas is not None and self.next_token:
+            raise ValueError("a canvas model says its own tokens, and next_token is true; leave one of them out")
+
+    @property
+    def scaling(self) -> RotaryScaling | None:
+        """How rotary angles are changed; None: not at all."""
+        scaling = RotaryScaling(kind=self.rotary_scaling, factor=self.rotary_factor)
+        return None if self.rotary_factor == 1 else scaling
 
     @property
     def is_step_aware(self) -> bool:
@@ -229,7 +253,7 @@ class DiT(Network):
         self.modulation = Modulation(config.cond_width, config.width, parts=2)
         self.head = linear(config.width, config.vocab_size, bias=config.style == "paper")
         self.joint = _joint_head(config)
-        self._phases: tuple[tuple[int, torch.device], Rotary] | None = None  # of the last length
+        self._phases: tuple[tuple[int, int, torch.device], Rotary] | None = None  # of the last length
         initialise(self, config.num_blocks, seed)
         self.conditioning.initialise(seed + 1)
         nn.init.zeros_(self.head.weight)
@@ -244,51 +268,112 @@ class DiT(Network):
         *,
         rows: Tensor | None = None,
         embedded: Tensor | None = None,
+        context: Context | None = None,
         keys: Tensor | None = None,
     ) -> Tensor:
         """Everything but the last Linear: features [B, L, C], normed and modulated; with rows, those there: [N, C].
 
         embedded   [B, L, C] in place of the tokens' embeddings, such as the mean of several
+        context    the clean text before x_t, as `read` or `read_all` give it
         keys       which positions are seen at all, bool [B, L]: padding is not; None: all
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
         keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
         """
-        conditions = self.conditioning(_told(self.config.clock, t), h)
         length = x_t.shape[1]
         if rows is not None and self.config.next_token:
             rows = torch.where(rows % length > 0, rows - 1, rows)
-        rotary = self._rotary(length, x_t.device)
+        rotary = self._rotary(length, x_t.device, 0 if context is None else context.start)
         x = self.embedding(x_t) if embedded is None else embedded
-        for block, c in zip(self.blocks[:-1], conditions[:-2], strict=True):
-            x = block(x, c, rotary, keys=keys)
-        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, keys=keys)
-        shift, scale = self.modulation(conditions[-1])
-        if rows is not None:
-            shift, scale = shift[rows // length, 0], scale[rows // length, 0]
-        features: Tensor = self.norm(x, shift, scale)
+        beside = None if context is None else context.seen()
+        features = self._through(x, t, h, rotary=rotary, rows=rows, beside=beside, keys=keys)
         if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)
         return features
 
-    def features_at(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor) -> Tensor:
+    def _through(
+        self,
+        x: Tensor,
+        t: Tensor,
+        h: Tensor | None,
+        *,
+        rotary: Rotary,
+        rows: Tensor | None = None,
+        beside: Sequence[Beside] | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """Blocks and the last norm: [B, L, C] -> [B, L, C], or with rows [N, C]."""
+        conditions = self.conditioning(_told(self.config.clock, t), h)
+        seen: Sequence[Beside | None] = [None] * len(self.blocks) if beside is None else beside
+        for block, c, own in zip(self.blocks[:-1], conditions[:-2], seen[:-1], strict=True):
+            x = block(x, c, rotary, beside=own, keys=keys)
+        length = x.shape[1]
+        x = self.blocks[-1](x, conditions[-2], rotary, rows=rows, beside=seen[-1], keys=keys)
+        shift, scale = self.modulation(conditions[-1])
+        if rows is not None:
+            shift, scale = shift[rows // length, 0], scale[rows // length, 0]
+        return self.norm(x, shift, scale)  # type: ignore[no-any-return]
+
+    def features_beside(
+        self, tokens: Tensor, t: Tensor, h: Tensor | None, *, positions: Tensor, length: int, beside: Sequence[Beside]
+    ) -> Tensor:
+        """Features of tokens [B, m] at some positions [m] of a text of `length`, which see `beside`, too: [B, m, C].
+
+        Nothing is shifted: a next-token model's features at i are about the token at i+1.
+        """
+        cos, sin = self._rotary(length, tokens.device)
+        rotary = (cos[positions], sin[positions])
+        return self._through(self.embedding(tokens), t, h, rotary=rotary, beside=beside)
+
+    def read(self, tokens: Tensor, context: Context | None = None) -> Context:
+        """The context that one more canvas of clean text [B, C] makes of a context; at most `window` tokens of it."""
+        context = Context.empty(len(self.blocks)) if context is None else context
+        return context.extended(self._pass(tokens, context, None), most=self.config.window)
+
+    def read_all(self, x_1: Tensor) -> Context:
+        """The context for all canvases of rows [B, L] at once: training."""
+        size = self._canvas()
+        passed = self._pass(x_1, Context.empty(len(self.blocks)), CanvasPattern(size, self.config.window))
+        whole = Context.empty(len(self.blocks)).extended(passed)
+        return Context(whole.layers, 0, CanvasPattern(size, self.config.window, noised=True))
+
+    def _canvas(self) -> int:
+        if self.config.canvas is None:
+            raise ValueError('this model has no canvas; train one with objective.kind = "canvas"')
+        return self.config.canvas
+
+    def _pass(self, tokens: Tensor, context: Context, pattern: CanvasPattern | None) -> tuple[Beside, ...]:
+        """Clean tokens [B, n] after a context: what they leave in every layer. Their condition is t = h = 1."""
+        one = torch.ones(len(tokens), device=tokens.device)
+        conditions = self.conditioning(_told(self.config.clock, one), one)
+        rotary = self._rotary(tokens.shape[1], tokens.device, context.start)
+        x, beside = self.embedding(tokens), context.beside(pattern)
+        for block, c, seen in zip(self.blocks, conditions[:-1], beside, strict=True):
+            x = block(x, c, rotary, beside=seen)
+        return beside
+
+    def features_at(
+        self, x_t: Tensor, t: Tensor, h: Tensor | None = None, *, rows: Tensor, context: Context | None = None
+    ) -> Tensor:
         """`trunk` at the positions b * L + i of `rows`, in order: [N, C].
 
         Elsewhere the last block computes keys and values only: no other position needs more. A GPU computes all and
         picks, for it would wait longer for ragged shapes than it saves.
         """
         if x_t.device.type != "cpu":
-            return self.trunk(x_t, t, h).flatten(0, 1)[rows]
-        return self.trunk(x_t, t, h, rows=rows)
+            return self.trunk(x_t, t, h, context=context).flatten(0, 1)[rows]
+        return self.trunk(x_t, t, h, rows=rows, context=context)
 
-    def _rotary(self, length: int, device: torch.device) -> Rotary:
-        """The rotary phases of positions 0 .. length-1, kept until another length is asked for."""
+    def _rotary(self, length: int, device: torch.device, start: int = 0) -> Rotary:
+        """The rotary phases of positions start .. start+length-1, kept until others are asked for."""
+        width, scaling = self.config.head_width, self.config.scaling
         if torch.compiler.is_compiling():
-            return rotary_phases(length, self.config.head_width, device=device)
+            return rotary_phases(length, width, start=start, device=device, scaling=scaling)
         kept = self._phases  # read once: another thread may ask for another length meanwhile
-        if kept is None or kept[0] != (length, device):
+        if kept is None or kept[0] != (length, start, device):
             with torch.inference_mode(False):  # else training could not use what sampling has left here
-                kept = ((length, device), rotary_phases(length, self.config.head_width, device=device))
+                phases = rotary_phases(length, width, start=start, device=device, scaling=scaling)
+                kept = ((length, start, device), phases)
             self._phases = kept
         return kept[1]
 

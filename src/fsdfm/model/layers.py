@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.files import did_you_mean
+from fsdfm.model.context import Beside, attend
 
 __all__ = [
     "AdaptiveBlock",
@@ -29,6 +30,7 @@ __all__ = [
     "Norm",
     "Projection",
     "Rotary",
+    "RotaryScaling",
     "Sinusoid",
     "StackConfig",
     "Style",
@@ -127,6 +129,30 @@ class StackConfig:
             raise ValueError(f"{cls.__name__}: {str(error).split('() ')[-1]}; add it") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """Rotary angles for texts longer than those of training, by a factor f.
+
+    linear   position / f: every angle is one that training has seen, neighbours are closer than they were
+    ntk      base f^(D/(D-2)): the fastest channel turns as before, the slowest f times slower
+    """
+
+    kind: Literal["linear", "ntk"] = "ntk"
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "ntk") or not self.factor >= 1:
+            raise ValueError(
+                f"rotary scaling is {self.kind!r} by {self.factor}; allowed are 'linear' and 'ntk' by a factor >= 1"
+            )
+
+    def of(self, head_width: int) -> tuple[float, float]:
+        """What positions are divided by, and the base of the angles."""
+        if self.kind == "linear":
+            return self.factor, ROTARY_BASE
+        return 1.0, ROTARY_BASE * self.factor ** (head_width / max(1, head_width - 2))
+
+
 class Projection(nn.Linear):
     """A Linear that can be asked for some of its outputs, or for their GELU."""
 
@@ -214,14 +240,22 @@ class Norm(nn.Module):
         return torch.addcmul(shift, unit, self.weight * (1 + scale))
 
 
-def rotary_phases(length: int, head_width: int, *, start: int = 0, device: torch.device | None = None) -> Rotary:
+def rotary_phases(
+    length: int,
+    head_width: int,
+    *,
+    start: int = 0,
+    device: torch.device | None = None,
+    scaling: RotaryScaling | None = None,
+) -> Rotary:
     """Cosines and signed sines of the rotary angles, once a forward pass: each float32 [length, 1, head_width].
 
     In the half-split form channel i of a head of width D turns with channel i + D/2, by position * 10000^(-2i/D).
     """
+    stretch, base = (1.0, ROTARY_BASE) if scaling is None else scaling.of(head_width)
     channel = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
     position = torch.arange(start, start + length, dtype=torch.float32, device=device)
-    angle = position[:, None, None] * ROTARY_BASE ** (-channel / head_width)
+    angle = (position / stretch)[:, None, None] * base ** (-channel / head_width)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
@@ -263,11 +297,19 @@ class Attention(nn.Module):
         self.qkv = linear(config.width, outputs, bias=False)
         self.out = linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary, cache: Cache | None = None, *, keys: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        cache: Cache | None = None,
+        *,
+        keys: Tensor | None = None,
+        beside: Beside | None = None,
+    ) -> Tensor:
         """Softmax(q k^T / sqrt(D)) v, heads joined and projected: [B, L, C] -> [B, L, C].
 
         With a cache, x holds the tokens that follow the cached ones. Without one, and not causal, `keys` [B, L] are the
-        positions that are seen.
+        positions that are seen; `beside` holds what else they see, and then all of it.
         """
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, self.num_heads + 2 * self.num_kv_heads, self.head_width)
@@ -280,6 +322,10 @@ class Attention(nn.Module):
                 ends = torch.ones(length, cache.length + length, dtype=torch.bool, device=x.device)
                 seen, causal = ends.tril(cache.length), False
             k, v = cache.extend(k, v)
+        if beside is not None:
+            k, v = beside.join(k, v)
+            y = attend(q, k, v, pattern=beside.pattern, grouped=self.grouped)
+            return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -288,7 +334,9 @@ class Attention(nn.Module):
         """Whether several query heads share a head of K and V."""
         return self.num_kv_heads != self.num_heads
 
-    def at(self, x: Tensor, rotary: Rotary, rows: Tensor, *, keys: Tensor | None = None) -> Tensor:
+    def at(
+        self, x: Tensor, rotary: Rotary, rows: Tensor, *, keys: Tensor | None = None, beside: Beside | None = None
+    ) -> Tensor:
         """The attention of some positions to all of their sample: x [B, L, C], rows b * L + i in order -> [N, C].
 
         Keys and values are computed everywhere, queries and the projection of what they find only at the rows.
@@ -302,6 +350,8 @@ class Attention(nn.Module):
             rotate(kv[:, :, : self.num_kv_heads], rotary).transpose(1, 2),
             kv[:, :, self.num_kv_heads :].transpose(1, 2),
         )
+        if beside is not None:
+            k, v = beside.join(k, v)
         found, counts = [], torch.bincount(rows // length, minlength=batch).tolist()
         for sample, own in enumerate(torch.split(q, counts)):
             if len(own):
@@ -413,15 +463,22 @@ class AdaptiveBlock(nn.Module):
         self.modulation.linear.bias.view(self.modulation.parts, -1)[2::3] = 1.0
 
     def forward(
-        self, x: Tensor, c: Tensor, rotary: Rotary, *, rows: Tensor | None = None, keys: Tensor | None = None
+        self,
+        x: Tensor,
+        c: Tensor,
+        rotary: Rotary,
+        *,
+        rows: Tensor | None = None,
+        keys: Tensor | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """x [B, L, C] and c [B, cond_width] -> [B, L, C]; with rows b * L + i, in order, the output there: [N, C]."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(c)
         y = self.norm_attention(x, shift_a, scale_a)
         if rows is None:
-            y = self.attention(y, rotary, keys=keys)
+            y = self.attention(y, rotary, keys=keys, beside=beside)
         else:
-            y, sample = self.attention.at(y, rotary, rows, keys=keys), rows // x.shape[1]
+            y, sample = self.attention.at(y, rotary, rows, keys=keys, beside=beside), rows // x.shape[1]
             x = x.flatten(0, 1)[rows]
             gate_a, shift_m, scale_m, gate_m = (part[sample, 0] for part in (gate_a, shift_m, scale_m, gate_m))
         x = torch.addcmul(x, gate_a, F.dropout(y, self.dropout, self.training))

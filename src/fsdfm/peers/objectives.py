@@ -20,10 +20,11 @@ from torch import Tensor
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import ExactJump, Independent, MixturePath, PolynomialSchedule, SamplerState, advance
 from fsdfm.flow.posterior import without_token
-from fsdfm.learn import Objective, Outcome, Target, Teacher, TrainableDenoiser, register_objective
+from fsdfm.learn import Objective, Outcome, Teacher, TrainableDenoiser, register_objective
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at
 from fsdfm.learn.objective import UntaughtObjective
 from fsdfm.learn.path import NoisedRows, mean_by_sample, noised, settled
+from fsdfm.learn.teacher import ParentTeacher
 from fsdfm.noise import Noise, Purpose
 from fsdfm.peers import duo, hdlm, sdtt, sedd
 from fsdfm.peers.network import embed_sparse
@@ -38,7 +39,6 @@ __all__ = [
     "HybridObjective",
     "MdlmConfig",
     "MdlmObjective",
-    "ParentTeacher",
     "RoundConfig",
     "RoundObjective",
     "ScoreConfig",
@@ -46,20 +46,6 @@ __all__ = [
 ]
 
 _STEP = 2.0**-10  # what a network that knows its step size is told
-
-
-@dataclass(frozen=True)
-class ParentTeacher:
-    """Who is asked in a distillation round: the frozen parent, so many times per row."""
-
-    calls: int
-    from_h: float = 0.0
-    temperature: float = 1.0
-    network: Literal["ema", "student", "parent"] = "parent"
-
-    def target(self, *_: Any, **__: Any) -> Target:
-        """The objective asks the parent itself."""
-        raise ValueError("this teacher belongs to its own objective; name a teacher of few-step training instead")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, make_schedule, make_source
 from fsdfm.config import FlowConfig, Recipe
+from fsdfm.learn import RewardObjective
 from fsdfm.learn.objective import OBJECTIVES, Objective, SectionConfig, TrainableDenoiser
 from fsdfm.learn.optim import EMA, Optimiser, WithoutDropout
 from fsdfm.learn.trainer import Feed, Trainer
@@ -60,6 +61,8 @@ def make_trainer(
     for network in (model, ema.module):
         runtime.place(network)
     objective = make_objective(recipe.objective, bundle.path)
+    if isinstance(objective, RewardObjective):
+        objective = objective.reading(bundle.tokenizer)
     teacher: TrainableDenoiser | CausalModel | None = None
     if objective.teacher is not None and objective.teacher.network == "student":
         teacher = WithoutDropout(model)

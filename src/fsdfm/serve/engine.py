@@ -87,7 +87,10 @@ class _Seat:
     question: Question | None = None
 
     def key(self) -> tuple[int, Hashable]:
+        """What fits together has the same; who asks a denoiser of its own asks alone."""
         assert self.question is not None
+        if self.question.denoiser is not None:
+            return id(self.question.denoiser), None
         return id(self.job.lm.network), self.job.lm.network.group(self.question)
 
     def serve(self) -> None:
@@ -330,4 +333,8 @@ def _reason(job: Job) -> Exception:
 
 def _ask(group: Sequence[_Seat]) -> list[Posterior]:
     """What the network says to the questions of a group, in one call."""
-    return group[0].job.lm.network.posteriors([seat.question for seat in group if seat.question is not None])
+    questions = [seat.question for seat in group if seat.question is not None]
+    alone = questions[0].denoiser
+    if alone is not None:
+        return [alone.posterior(each.x_t, each.t, each.h, rows=each.rows) for each in questions]
+    return group[0].job.lm.network.posteriors(questions)

@@ -43,7 +43,7 @@ class StreamOptions(_Body):
     include_usage: bool | None = Field(default=False, description="An event with the usage before the end.")
 
 
-SAMPLER_FIELDS = tuple(field for field in fields(SamplerConfig) if field.name != "keep_states")
+SAMPLER_FIELDS = tuple(field for field in fields(SamplerConfig) if field.name not in ("keep_states", "curve"))
 """What a body says of sampling: the options of `SamplerConfig`, by their names; a stream has its own way of states."""
 
 
@@ -59,6 +59,9 @@ def _sampler_fields() -> dict[str, Any]:
         if field.name == "seed":
             about["description"] += " A random one unless said; the answer names it."
         made[field.name] = (kind | None, Field(default=None, **about))
+    calls = Annotated[int, Field(ge=1, le=MAX_STEPS)] | Literal["auto"] | None
+    about = next(field for field in SAMPLER_FIELDS if field.name == "steps").metadata["about"]
+    made["steps"] = (calls, Field(default=None, description=about))
     return made
 
 
@@ -145,7 +148,7 @@ class RepairBody(Sampling):
         default=None,
         max_length=1024,
         description="Damaged characters, [begin, end); these are written anew and the rest stands fast. Left out: "
-        "every token may change.",
+        "the model looks for tokens that are surely wrong, and writes those anew.",
     )
     corrupt: float | None = Field(
         default=None, gt=0, le=1, description="First replace this share of the tokens by noise, to see it repaired."

@@ -66,8 +66,9 @@ function draw(figure, state, steps) {
 // --- a card: one model's text, its states, its slider ---------------------------------------------------------------
 
 class Card {
-  constructor(model, steps) {
-    this.steps = steps; this.states = []; this.model = model;
+  constructor(asked) { // what is asked for now: the form may change while a text is on its way
+    const model = asked.model;
+    this.asked = asked; this.mode = mode; this.steps = asked.steps; this.states = [];
     this.text = element("p", { class: "text", dir: "auto", "aria-busy": "true", "aria-label": "The text" });
     this.legend = element("ul", { class: "legend" });
     this.facts = element("p", { class: "facts", role: "status", "aria-live": "polite" }, "waiting …");
@@ -105,14 +106,18 @@ class Card {
     const waited = performance.now() - this.began;
     this.calls.textContent = `${made.calls} call${made.calls === 1 ? "" : "s"}`;
     this.facts.textContent = `${Math.round(1000 * made.seconds)} ms, ${Math.round(waited)} ms with the way here · seed ${made.seed}` +
-      ` · from t = ${made.start.toFixed(2)}` + (mode === "write" ? (reason === "stop" ? " · ended by itself" : " · the room is full") : "");
+      ` · from t = ${made.start.toFixed(2)}` + (this.mode === "write" ? (reason === "stop" ? " · ended by itself" : " · the room is full") : "");
     this.notes.replaceChildren(...made.warnings.map((note) => element("p", { class: "note" }, note)));
-    if (d.asked !== null && d.replaced.length + d.marked.length > 0) this.repaired(d);
+    if (this.mode === "repair") this.repaired(d);
     this.text.setAttribute("aria-busy", "false");
     this.refresh(); this.show(this.states.length - 1);
   }
 
   repaired(d) {
+    if (!d.replaced.length && !d.marked.length) {
+      this.notes.prepend(element("p", { class: "note" }, "Nothing here is surely wrong to this model, so it changed nothing."));
+      return;
+    }
     this.notes.prepend(
       element("p", { class: "asked" }, element("b", {}, "Before "), visible(d.asked).replaceAll("↵\n", "↵ ")),
       element("p", { class: "note" }, `${d.replaced.length} of ${d.pieces.length} tokens replaced.`));
@@ -192,7 +197,7 @@ async function* events(response) {
 }
 
 async function run(model, signal) {
-  const asked = body(model), card = new Card(model, asked.steps);
+  const asked = body(model), card = new Card(asked);
   $("results").append(card.node);
   try {
     const response = await fetch(PATHS[mode], {
@@ -236,7 +241,7 @@ async function go() {
   running = null;
   $("go").disabled = false; $("stop").hidden = true;
   const failed = ends.find((end) => end.status === "rejected");
-  if (failed) { say(failed.reason.message); look(); } else if (ends[0].value) writeCode(models[0], ends[0].value);
+  if (failed) { say(failed.reason.message); look(); } else if (ends[0].value) writeCode(ends[0].value);
 }
 
 function say(words) { $("message").textContent = words; $("message").hidden = !words; }
@@ -246,8 +251,8 @@ function say(words) { $("message").textContent = words; $("message").hidden = !w
 const shellQuote = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const literal = (value) => value === true ? "True" : value === false ? "False" : JSON.stringify(value);
 
-function writeCode(model, card) {
-  const asked = body(model), origin = location.origin, key = $("key").value;
+function writeCode(card) {
+  const { asked, mode } = card, origin = location.origin, key = $("key").value;
   $("curl").textContent = `curl ${origin}/${PATHS[mode]} \\\n  -H 'content-type: application/json' \\\n` +
     (key ? `  -H "authorization: Bearer $FSDFM_API_KEY" \\\n` : "") + `  -d ${shellQuote(JSON.stringify(asked))}`;
   const { steps, ...rest } = asked;
@@ -262,7 +267,7 @@ function writeCode(model, card) {
       ? `damaged = lm.corrupt(${literal(asked.text)}, ${asked.corrupt}, seed=${asked.seed})\nlm.repair(damaged.tokens, ${asked.blind ? "None" : "damaged.damaged"}, ${options})`
       : mode === "repair" ? `lm.repair(${literal(asked.text)}, ${options})`
         : `lm.generate(${asked.prompt ? literal(asked.prompt) : "None"}, ${asked.suffix ? `suffix=${literal(asked.suffix)}, ` : ""}length=${card.given + asked.max_tokens + 1}, ${options})`;
-  $("library").textContent = `import fsdfm\n\nlm = fsdfm.load(${literal(model)})\n${call}`;
+  $("library").textContent = `import fsdfm\n\nlm = fsdfm.load(${literal(asked.model)})\n${call}`;
   $("code").hidden = false;
 }
 
@@ -362,6 +367,7 @@ function choose(name, focus = false) {
 }
 
 function showValues() {
+  $("blind-row").hidden = !$("corrupt").value; // what is not damaged here is always looked for
   $("steps-value").textContent = $("steps").value;
   $("room-value").textContent = $("room").value;
 }
@@ -382,7 +388,7 @@ function setUp() {
   $("gaps").addEventListener("input", () => drawWords());
   $("model").addEventListener("change", describeModel);
   $("key").addEventListener("change", look);
-  for (const id of ["steps", "room"]) $(id).addEventListener("input", showValues);
+  for (const id of ["steps", "room", "corrupt"]) $(id).addEventListener("input", showValues);
   showValues(); choose("write"); look();
 }
 

@@ -1,0 +1,161 @@
+"""Clean context: text that is given, read once, and seen by what is written after it.
+
+A *canvas model* writes a text canvas after canvas, C tokens each. What is written already is read as it is (under the
+fixed condition t = 1) and block-causally: a token of canvas b sees canvases <= b of the clean text, so that its keys
+and values never change and are computed once. The canvas that is being written sees the clean canvases before it, and
+itself, noise and all, at every call. With a `window` of W tokens all of them see no further back than W/C canvases;
+what was before reaches them only through the layers.
+
+    clean i sees clean j      iff  b(j) <= b(i)  and  b(i) - b(j) <= W/C
+    noised i sees clean j     iff  b(j) <  b(i)  and  b(i) - b(j) <= W/C          b(i) = floor(i / C)
+    noised i sees noised j    iff  b(j) == b(i)
+
+Training shows all canvases of a row at once under these masks, sampling reads them one after the other: the same
+numbers (a test compares). Calls cost what the canvas costs, however long the text, plus the keys that it looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Beside", "CanvasPattern", "Context", "attend"]
+
+
+@dataclass(frozen=True)
+class CanvasPattern:
+    """Who sees whom: `size` is C, `window` is W, None for all; `noised` whether queries are of canvases being written.
+
+    Where there are both, the keys are those of the clean text [L] and then those of the noised one [L].
+    """
+
+    size: int
+    window: int | None = None
+    noised: bool = False
+
+    def sees(self, i: Tensor, j: Tensor, length: int) -> Tensor:
+        """Whether query i sees key j; bool like both broadcast."""
+        own, other = i // self.size, (j % length if self.noised else j) // self.size
+        near = own - other <= (own if self.window is None else self.window // self.size)
+        if not self.noised:
+            return (other <= own) & near
+        return torch.where(j < length, (other < own) & near, other == own)
+
+    def mask(self, length: int, device: torch.device) -> Tensor:
+        """Dense, for SDPA: bool [L, L], or [L, 2L] for noised queries."""
+        queries = torch.arange(length, device=device)[:, None]
+        keys = torch.arange(2 * length if self.noised else length, device=device)
+        return self.sees(queries, keys, length)
+
+    def block_mask(self, length: int, device: torch.device) -> Any:
+        """The same for FlexAttention, which skips blocks that nobody sees."""
+        return _flex_mask(self, length, str(device))
+
+
+@lru_cache(maxsize=8)
+def _flex_mask(pattern: CanvasPattern, length: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001, PLR0917 (FlexAttention's signature)
+        return pattern.sees(i, j, length)
+
+    keys = 2 * length if pattern.noised else length
+    return create_block_mask(sees, B=None, H=None, Q_LEN=length, KV_LEN=keys, device=device)
+
+
+@dataclass
+class Beside:
+    """What one attention layer sees beside its own tokens, and what it leaves there.
+
+    keys, values   [B, H, n, D] of the tokens before, turned by their positions; None: there are none
+    pattern        who sees whom; None: everybody everything
+    own            the keys and values of the tokens that passed, once they have
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    pattern: CanvasPattern | None = None
+    own: tuple[Tensor, Tensor] | None = None
+
+    def join(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those before and these; these are kept."""
+        self.own = keys, values
+        if self.keys is None or self.values is None:
+            return keys, values
+        return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The keys and values of a text that was read: one `Beside` per layer.
+
+    start     the position of the first token that sees it
+    pattern   who sees whom; None: everybody everything
+    """
+
+    layers: tuple[Beside, ...]
+    start: int
+    pattern: CanvasPattern | None = None
+
+    def seen(self) -> tuple[Beside, ...]:
+        """For a pass of what is written after it."""
+        return self.beside(self.pattern)
+
+    def beside(self, pattern: CanvasPattern | None = None) -> tuple[Beside, ...]:
+        """For a pass that sees this text; a pass leaves its own keys in its own objects."""
+        return tuple(Beside(layer.keys, layer.values, pattern) for layer in self.layers)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys are kept."""
+        keys = self.layers[0].keys
+        return 0 if keys is None else keys.shape[2]
+
+    def extended(self, passed: tuple[Beside, ...], *, most: int | None = None) -> Context:
+        """With the tokens of a pass appended; at most the last `most` are kept."""
+        layers, count = [], 0
+        for layer in passed:
+            assert layer.own is not None
+            count = layer.own[0].shape[2]
+            keys, values = layer.join(*layer.own)
+            if most is not None:
+                keys, values = keys[:, :, -most:].contiguous(), values[:, :, -most:].contiguous()
+            layers.append(Beside(keys, values))
+        return Context(tuple(layers), self.start + count)
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> Context:
+        """Nothing was read."""
+        return cls(tuple(Beside() for _ in range(num_blocks)), 0)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: CanvasPattern | None, grouped: bool) -> Tensor:
+    """Attention of q [B, H, L, D] to k, v under a pattern: SDPA with a dense mask, FlexAttention on a GPU."""
+    if pattern is None:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+    length = q.shape[2]
+    if q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, k, v, pattern.mask(length, q.device), enable_gqa=grouped)
+    return flex(q, k, v, pattern=pattern, grouped=grouped)
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, *, pattern: CanvasPattern, grouped: bool) -> Tensor:
+    """The same by FlexAttention, compiled on a GPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run: Any = _compiled() if q.device.type == "cuda" else flex_attention
+    found: Tensor = run(q, k, v, block_mask=pattern.block_mask(q.shape[2], q.device), enable_gqa=grouped)
+    return found

@@ -1,0 +1,70 @@
+"""Long texts of canvas models: read once, written canvas after canvas, streamed."""
+
+import pytest
+import torch
+
+from fsdfm.checkpoint import Checkpoint
+from fsdfm.flow import MixturePath, UniformSource
+from fsdfm.generate import LanguageModel
+from fsdfm.model import DiT, ModelConfig
+from tiny_models import BYTES
+
+
+def canvas_model(window=16, **options):
+    config = ModelConfig(
+        vocab_size=257, width=16, num_blocks=2, num_heads=2, cond_width=8, canvas=8, window=window, **options
+    )
+    model = DiT(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+    return LanguageModel(Checkpoint(model, MixturePath(UniformSource(257)), BYTES, 32))
+
+
+def test_a_canvas_is_read_once_whatever_the_calls():
+    lm, reads, calls = canvas_model(), [], []
+    read, trunk = lm.checkpoint.model.read, lm.checkpoint.model.features_at
+    lm.checkpoint.model.read = lambda tokens, context: (reads.append(tokens.shape[1]), read(tokens, context))[1]
+    lm.checkpoint.model.features_at = lambda x, *rest, **more: (calls.append(x.shape[1]), trunk(x, *rest, **more))[1]
+    made = lm.generate(length=64, steps=3, begin="anywhere", suffix="x")
+    assert made.blocks == 8
+    assert reads == [8] * 7
+    assert set(calls) == {8}
+    assert len(calls) <= 24
+    assert len(made.tokens) == 64
+
+
+def test_a_text_depends_on_its_request_alone():
+    lm = canvas_model(window=None)
+    alone = lm.generate("abc", length=40, steps=2, suffix="z")
+    pair = lm.generate(["abc", "other"], length=40, steps=2, suffix="z")
+    assert pair[0].tokens == alone.tokens
+    assert pair[0].tokens != pair[1].tokens
+
+
+def test_blocks_stream_as_they_are_done():
+    lm = canvas_model()
+    whole = lm.generate("It was a long", length=60, steps=2, suffix="!")
+    stream = lm.stream("It was a long", length=60, steps=2, suffix="!")
+    blocks = stream.blocks()
+    first = next(blocks)
+    assert len(first) < len(whole.text)
+    joined = first + "".join(blocks)
+    assert joined.replace("\ufffd", "") == whole.text.replace("\ufffd", "")
+    assert stream.result.tokens == whole.tokens
+
+
+def test_a_prompt_is_read_and_changes_what_follows():
+    lm = canvas_model(window=None)
+    long = "x" * 20
+    made = lm.generate(long, length=40, steps=2, suffix="z")
+    other = lm.generate("y" + long[1:], length=40, steps=2, suffix="z")
+    assert made.text.startswith(long)
+    assert made.tokens[20:] != other.tokens[20:]
+    assert any("not seen until then" in sentence for sentence in made.warnings)
+
+
+def test_more_canvases_than_there_are_addresses_are_refused():
+    lm = canvas_model()
+    with pytest.raises(ValueError, match="256 canvases of 8"):
+        lm.generate(length=3000, steps=1)
