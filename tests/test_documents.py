@@ -59,6 +59,11 @@ NOT_RUN = {
     r"^bench\b.*(--plot|170m)": "minutes; tests/bench runs it small",
     r"^demo\b|^card\b|^results\b": "writes into the package; tests/demo and tests/cli run them elsewhere",
     r"--watch": "a terminal",
+    r"^study (compare|faults)": "minutes to hours, and a judge; tests/studies runs them small",
+    r"--steps auto|--grid fitted": "wants a model that knows its entropy curve; tests/generate has one",
+    r"gemma3": "wants Gemma's weights",
+    r"owner/|HuggingFaceTB/": "wants a network",
+    r"^train novels-": "books of your own",
     r"^generate.*\bsudoku": "wants a network of the study; tests/studies/sudoku asks one",
     r"--matched": "searches a temperature for minutes; tests/measure does it small",
 }

@@ -93,7 +93,7 @@ def test_texts_of_the_parent_are_those_of_the_definition(parent, prompt, options
     ("prompt", "steps", "options"),
     [
         ("Once upon", 1, {}),  # as it is advised
-        (None, 3, {}),
+        (None, 3, {"jump": "spaced"}),
         ("Once upon", 3, {"jump": "exact", "temperature": 1.1}),
         ("Once upon", 2, {"jump": "spaced", "temperature": 0.9, "top_k": 50, "top_p": 0.9}),
     ],

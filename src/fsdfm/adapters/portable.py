@@ -26,6 +26,7 @@ Array = NDArray[Any]
 _MASK = np.uint64(0xFFFFFFFF)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_RULES = ("exact", "spaced", "sweep")
 _SOURCE, _SOURCE_KIND, _COIN, _DESTINATION, _PHASE = 0, 1, 3, 4, 5  # what a number is for: fsdfm.noise.Purpose
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -166,8 +167,8 @@ class PortableModel:
         steps = steps or advice.get("steps") or 8
         temperature = temperature or _at(advice.get("temperature", {}), steps)
         jump = jump or advice.get("jump", "exact")
-        if jump not in ("exact", "spaced"):
-            raise ValueError(f"jump is {jump!r}; exported models know exact and spaced")
+        if jump not in _RULES or (jump == "sweep" and told["head"] != "causal"):
+            raise ValueError(f"jump is {jump!r}; exported models know exact, spaced and, with a causal head, sweep")
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids if prompt else []
         size = length or told["length"]
         if not len(ids) + 2 <= size <= told["length"]:
@@ -183,6 +184,15 @@ class PortableModel:
             kappa, kappa_next = t ** told["exponent"], t_next ** told["exponent"]
             bounds.append(1.0 if step == steps - 1 else (kappa_next - kappa) / (1 - kappa))
             numbers = _Numbers(seed, _sample_index(ids), step=step, size=size)
+            if jump == "sweep":
+                shares = (
+                    (kappa - start ** told["exponent"]) / (1 - start ** told["exponent"])
+                    for kappa in (kappa, kappa_next)
+                )
+                x = self._swept(
+                    x, given, tuple(shares), times=(t, t_next - t), u=numbers.u, shape=(temperature, top_k, top_p)
+                )
+                continue
             coins = numbers.coins(bounds, jump)
             free = ~given if told["movable"] == "all" else ~given & (x == told["mask"])
             candidate = (coins < bounds[-1]) & free
@@ -219,6 +229,15 @@ class PortableModel:
         logits = features @ self.weights["head"].T + self.weights["head_bias"]
         logits[..., self.config["banned"]] = -np.inf
         return logits  # type: ignore[no-any-return]
+
+    def _swept(
+        self, x: Array, given: Array, shares: tuple[float, ...], *, times: tuple[float, float], u: Array, shape: Any
+    ) -> Array:
+        """The next positions from the left, drawn together; what stands before them is held."""
+        rank = np.where(given, -1, np.cumsum(~given) - 1)
+        begin, end = (np.round(share * (rank.max() + 1)) for share in shares)
+        text = self._causal_text(x, rank < begin, times, u=u, shape=shape)
+        return np.where((rank >= begin) & (rank < end), text, x)
 
     def _step(
         self, x: Array, bounds: Array, held: Array, *, times: tuple[float, float], coins: Array, u: Array, shape: Any
@@ -284,6 +303,6 @@ if __name__ == "__main__":
     for name, kind in (("steps", int), ("seed", int), ("length", int), ("temperature", float), ("top-k", int)):
         parser.add_argument(f"--{name}", type=kind, default=0 if name == "seed" else None)
     parser.add_argument("--top-p", type=float)
-    parser.add_argument("--jump", choices=["exact", "spaced"])
+    parser.add_argument("--jump", choices=_RULES)
     said = vars(parser.parse_args())
     print(PortableModel(Path(__file__).parent).generate(said.pop("prompt"), **said))  # noqa: T201

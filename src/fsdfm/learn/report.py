@@ -57,6 +57,11 @@ class Report:
         return {**numbers, **cells}
 
 
+def _nothing() -> list[float]:
+    """A sum and a count; a function with a name, for processes send it to each other."""
+    return [0.0, 0]
+
+
 class Tally:
     """Sums over the outcomes since the last report, here or on several processes.
 
@@ -66,7 +71,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.cells: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0])
+        self.cells: dict[tuple[int, int], list[float]] = defaultdict(_nothing)
         self.logs: dict[str, dict[int, list[float]]] = {}
         self.earlier: dict[str, list[float]] = {}
         self.portions = self.tokens = self.steps = 0

@@ -97,6 +97,7 @@ def _prepare(
     for name in (*request.text, request.held_out):
         if not name.startswith(("hf:", "builtin:")) and not Path(name).exists():
             raise ValueError(f"{name} is not there; give a text file, or hf:NAME")
+    scale = _scale(request)
     make_judge(request.judge)
     base = find_model("parent").resolve()
     setting = CompareSetting(
@@ -107,7 +108,7 @@ def _prepare(
         seed=request.seed,
         separator=request.separator,
         weights={name: file_sha256(find_model(folder) / "config.json") for name, folder in weights.items()},
-        **asdict(_scale(request)),
+        **asdict(scale),
     )
     files = CompareFiles(
         folder=request.out.resolve(),
