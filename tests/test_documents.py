@@ -62,7 +62,7 @@ NOT_RUN = {
     r"^study (compare|faults)": "minutes to hours, and a judge; tests/studies runs them small",
     r"--steps auto|--grid fitted": "wants a model that knows its entropy curve; tests/generate has one",
     r"gemma3": "wants Gemma's weights",
-    r"owner/|HuggingFaceTB/": "wants a network",
+    r"owner/|HuggingFaceTB/|GSAI-ML/|kuleshov-group/|--tasks": "wants a network",
     r"^train novels-": "books of your own",
     r"^generate.*\bsudoku": "wants a network of the study; tests/studies/sudoku asks one",
     r"--matched": "searches a temperature for minutes; tests/measure does it small",
@@ -175,7 +175,7 @@ def shrink(words: list[str]) -> list[str]:
     for place, word in enumerate(words[:-1]):
         if word in SMALL:
             small[place + 1] = SMALL[word]
-        if word == "--steps":
+        if word == "--steps" and words[place + 1] != "auto":
             few = [part for part in words[place + 1].replace("..", ",").split(",") if int(part) <= BUDGET]
             small[place + 1] = ",".join(few) or str(BUDGET)
     if "--from-samples" not in words:  # whose file has decided it all
