@@ -58,7 +58,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[int]) -> list[Tensor]:
 
 
 class Noise:
-    """The random numbers of a batch: one row of independent streams a sample.
+    """The random numbers of a batch: one row of independent streams per sample.
 
     `samples` names the rows by their global sample index, so row 7 of one big batch and row 0 of a batch that
     holds only sample 7 receive the same numbers.
@@ -73,10 +73,10 @@ class Noise:
         self.seed = seed
         indices = torch.as_tensor(samples, device=device)
         if indices.numel() and (indices.is_floating_point() or indices.dtype == torch.bool):
-            raise ValueError(f"samples are {indices.dtype}; allowed are whole numbers, one index a row")
+            raise ValueError(f"samples are {indices.dtype}; allowed are whole numbers, one index per row")
         self.samples = indices.to(torch.int64)
         if self.samples.ndim != 1:
-            raise ValueError(f"samples has shape {tuple(self.samples.shape)}; give one index a row")
+            raise ValueError(f"samples has shape {tuple(self.samples.shape)}; give one index per row")
         if self.samples.numel() and (int(self.samples.min()) < 0 or int(self.samples.max()) >= 2**56):
             raise ValueError("a sample index is outside 0 <= index < 2**56")
 

@@ -11,6 +11,9 @@ from fsdfm.flow import (
     CertainTurns,
     ExactDenoiser,
     Grid,
+    Independent,
+    MaskSource,
+    MixturePath,
     Sampler,
     SamplerState,
     StableStop,
@@ -180,3 +183,17 @@ def test_what_is_refused():
         CertainTurns(bound=-1.0)
     with pytest.raises(ValueError, match="entropy is -1"):
         StableStop(entropy=-1.0)
+
+
+def test_turns_keep_pace_with_the_calls_that_are_left():
+    """Under the mask source who had a turn is shown: each call takes its share of what is left, rounded up, no more."""
+    path, steps, length = MixturePath(MaskSource(4)), 5, 12
+    noise = Noise(0, range(3))
+    x_0 = path.source.sample(noise, length)
+    sampler = Sampler(path, x_0, grid=Grid.uniform(steps), noise=noise, rule=CertainTurns())
+    expected = 0
+    for index in range(steps):
+        sampler.question()
+        sampler.answer(Independent.of_logits(torch.zeros(3, length, 4)))
+        expected += -(-(length - expected) // (steps - index))
+        assert (sampler.x != path.source.mask_token).sum(1).tolist() == [expected] * 3

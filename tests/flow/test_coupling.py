@@ -96,7 +96,7 @@ def test_the_filter_comes_before_the_tie():
 
 
 def test_only_uniform_noise_has_something_to_give():
-    with pytest.raises(ValueError, match="the uniform source only"):
+    with pytest.raises(ValueError, match="a quantile coupling needs the uniform source"):
         quantile_draws(MixturePath(MaskSource(4)), torch.zeros(1, 2, dtype=torch.int64))
 
 
@@ -135,7 +135,7 @@ def test_coded_noise_is_uniform_whatever_the_context():
     assert bool((place + 1 / vocab > end - probs[x_1] - 1e-12).all())
 
 
-def test_coded_noise_spells_a_whole_text():
+def test_inverse_autoregressive_noise_gives_a_whole_text():
     """A Markov chain's noise is jointly uniform: neither neighbours nor the first and the last know each other."""
     vocab, num = 3, 60_000
     step = torch.tensor([[0.8, 0.1, 0.1], [0.0, 0.5, 0.5], [0.3, 0.3, 0.4]], dtype=torch.float64)

@@ -25,6 +25,7 @@ from fsdfm.flow import (
     pmi_transitions,
     sample,
 )
+from fsdfm.flow.crf import _follow, _follow_by_doubling
 from fsdfm.flow.rule import RULES
 from fsdfm.noise import Noise
 
@@ -45,9 +46,12 @@ def every_text(size: int = V) -> Tensor:
     return torch.tensor(list(itertools.product(range(size), repeat=L)))
 
 
-def brute_force(u: Tensor, tables: Transitions, *, candidates: int, temperature: float = 1.0) -> Tensor:
-    """log p of every text under one row of fields [L, V], by the definition."""
+def brute_force(
+    u: Tensor, tables: Transitions, *, candidates: int, temperature: float = 1.0, gates: Tensor | None = None
+) -> Tensor:
+    """log p of every text under one row of fields [L, V] and gates [L-1, r], by the definition."""
     left, right = tables
+    gates = torch.zeros(L - 1, RANK, dtype=u.dtype) if gates is None else gates
     log_p = torch.log_softmax(u, -1)
     linked = [set(row.topk(candidates).indices.tolist()) for row in log_p]
     scores = []
@@ -55,7 +59,7 @@ def brute_force(u: Tensor, tables: Transitions, *, candidates: int, temperature:
         score = sum(log_p[i, token] for i, token in enumerate(text))
         for i, (a, b) in enumerate(itertools.pairwise(text)):
             if a in linked[i] and b in linked[i + 1]:
-                score = score + left[a] @ right[b] / temperature
+                score = score + ((1 + gates[i]) * left[a]) @ right[b] / temperature
         scores.append(score)
     return torch.log_softmax(torch.stack(scores), 0)
 
@@ -73,6 +77,48 @@ def test_every_text_has_its_probability(candidates: int) -> None:
     assert chain.log_prob(texts[:2]).shape == (2,)
 
 
+def gates_of(seed: int = 7, batch: int = 2) -> Tensor:
+    return torch.randn(batch, L - 1, RANK, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("candidates", [3, V])
+def test_dynamic_transitions_have_the_law_of_their_gates(candidates: int) -> None:
+    u, tables, gates, texts, n = fields(), links(), gates_of(), every_text(), 20_000
+    for row in range(len(u)):
+        log_p = brute_force(u[row], tables, candidates=candidates, gates=gates[row])
+        own = gates[row].expand(len(texts), L - 1, RANK)
+        chain = Chain.of(u[row].expand(len(texts), L, V), tables, candidates=candidates, gates=own)
+        torch.testing.assert_close(chain.log_prob(texts), log_p)
+        many = Chain.of(u[row].expand(n, L, V), tables, candidates=candidates, gates=own[:1].expand(n, -1, -1))
+        drawn = many.draw(torch.rand(n, L, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+        place = (drawn * torch.tensor([V**3, V**2, V, 1])).sum(-1)
+        assert _p_value(torch.bincount(place, minlength=len(log_p)).double(), log_p.exp() * n) > 1e-4
+        p, marginals = log_p.exp(), chain.log_marginals()[0].exp()
+        expected = torch.stack([p[texts[:, 2] == token].sum() for token in range(V)])
+        torch.testing.assert_close(marginals[2], expected)
+
+
+def test_a_posterior_with_gates_is_its_chains_and_can_be_parted() -> None:
+    u, tables, gates, texts = fields(), links(), gates_of(), every_text()[[3, 77]]
+    posterior = ChainCRF(Independent.of_logits(u), tables, torch.full((2, L), -1), gates=gates)
+    expected = Chain.of(u, tables, gates=gates).log_prob(texts)
+    torch.testing.assert_close(posterior.log_prob(texts), expected)
+    torch.testing.assert_close(posterior.part(1, 1).log_prob(texts[1:]), expected[1:])
+    uniform = Noise(0, range(2)).uniform(3, L)
+    both = posterior.draw(torch.arange(2), uniform)
+    assert torch.equal(posterior.part(1, 1).draw(torch.tensor([0]), uniform[1:]), both[1:])
+    found = torch.cat([tile for _, tile, _ in posterior.marginals(torch.arange(2 * L))])
+    torch.testing.assert_close(found, Chain.of(u, tables, gates=gates).log_marginals().flatten(0, 1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 9, 64])
+def test_moves_are_followed_in_rounds_as_one_by_one(length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    first = torch.randint(6, (5,), generator=generator)
+    moves = torch.randint(6, (5, length - 1, 6), generator=generator)
+    assert torch.equal(_follow_by_doubling(first, moves), _follow(first, moves))
+
+
 def test_marginals_are_sums_over_texts() -> None:
     u, tables = fields(), links()
     found = Chain.of(u, tables, candidates=3).log_marginals().exp()
@@ -84,7 +130,7 @@ def test_marginals_are_sums_over_texts() -> None:
             torch.testing.assert_close(found[row, i], expected)
 
 
-def test_without_links_it_is_the_product_of_softmaxes() -> None:
+def test_without_transitions_it_is_the_product_of_softmaxes() -> None:
     u = fields()
     none = (torch.zeros(V, 1, dtype=torch.float64), torch.zeros(V, 1, dtype=torch.float64))
     chain = Chain.of(u, none, candidates=2)
@@ -190,7 +236,7 @@ def test_gradients_are_finite_where_positions_are_certain() -> None:
         assert bool(torch.isfinite(tensor.grad).all())
 
 
-def test_counted_links_know_who_follows_whom() -> None:
+def test_counted_transitions_know_who_follows_whom() -> None:
     text = torch.tensor([0, 1, 2, 3] * 500)
     counts = torch.zeros(5, 5).index_put_((text[:-1], text[1:]), torch.ones(len(text) - 1), accumulate=True)
     with torch.sparse.check_sparse_tensor_invariants():

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Filter, Grid, MaskSource, MixturePath, UniformSource, sample
+from fsdfm.flow import (
+    CosineSchedule,
+    Filter,
+    Grid,
+    MaskSource,
+    MixturePath,
+    PolynomialSchedule,
+    UniformSource,
+    sample,
+)
 from fsdfm.flow.rule import RULES
 from fsdfm.noise import Noise
 from plain_sampler import plain_sample
@@ -29,13 +38,14 @@ def table(seed: int):
     return logits
 
 
-@pytest.mark.parametrize("rule", ["exact", "single"])
+@pytest.mark.parametrize("schedule", [PolynomialSchedule(), CosineSchedule()])
+@pytest.mark.parametrize("rule", ["exact", "single", "instant", "spaced", "sweep"])
 @pytest.mark.parametrize(
     "narrowing", [(1.0, None, None), (0.6, None, None), (0.7, 4, None), (1.4, None, 0.8), (0.5, 5, 0.7)]
 )
 @pytest.mark.parametrize("source", [UniformSource(V), MaskSource(V)])
-def test_texts_are_those_of_the_definition(rule, narrowing, source) -> None:
-    path, noise, steps = MixturePath(source), Noise(11, range(40)), 3
+def test_texts_are_those_of_the_definition(rule, narrowing, source, schedule) -> None:
+    path, noise, steps = MixturePath(source, schedule), Noise(11, range(20)), 3
     x_0 = source.sample(noise, L)
     frozen = torch.zeros_like(x_0, dtype=torch.bool)
     frozen[:, 2] = True

@@ -188,7 +188,7 @@ def test_what_cannot_be_stepped_is_an_error():
     state, wide = SamplerState(x_t, *times, path, Noise(0, range(2))), Independent.of_logits(torch.zeros(2, 4, 5))
     with pytest.raises(ValueError, match="5 tokens and the source 3"):
         advance(state, ExactJump(), wide)
-    with pytest.raises(ValueError, match="one sample index a row"):
+    with pytest.raises(ValueError, match="one sample index per row"):
         advance(SamplerState(x_t, *times, path, Noise(0)), ExactJump(), wide)
     with pytest.raises(ValueError, match="mask token included"):
         transition_log_prob(

@@ -117,7 +117,7 @@ def test_a_network_may_know_beforehand_which_rows_are_wanted(jump, hook):
     path, picky = MixturePath(UniformSource(300)), Picky(300)
     found = run(picky, path, length=200, steps=8, rule=jump, hook=hook)
     assert torch.equal(found, run(Toy(300), path, length=200, steps=8, rule=jump, hook=hook))
-    assert picky.calls == 8  # one call a step, however many tiles the head takes
+    assert picky.calls == 8  # one call per step, however many tiles the head takes
     counts = [len(rows) for rows in picky.asked]
     assert max(counts) == counts[-1] == 1000  # at the end every position is redrawn,
     assert counts[0] < 250  # and at the start an eighth of them
@@ -137,7 +137,7 @@ def test_the_mask_is_never_emitted_and_never_entered(source, jump):
     assert not bool((step.x_next == 8).any())
 
 
-def test_churn_remasks_only_when_asked_for():
+def test_renoising_remasks_only_when_asked_for():
     path, toy, noise = MixturePath(MaskSource(9)), Toy(9), Noise(0, range(20))
     x_0 = path.source.sample(noise, 50)
     steps = list(trajectory(toy, path, x_0, grid=Grid.uniform(6), rule=ExactJump(), noise=noise, renoise=1.0))
@@ -148,7 +148,7 @@ def test_churn_remasks_only_when_asked_for():
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_churn_does_not_move_the_law(source):
+def test_renoising_does_not_move_the_law(source):
     """With the exact posterior and many steps the end is p_1, with renoising as without."""
     path, p_1 = world(source, PolynomialSchedule())
     exact, rows = ExactDenoiser(path, p_1=p_1), 8_000
@@ -293,11 +293,11 @@ def test_the_default_rule_is_exact_and_the_signature_is_shown():
 
 def test_bad_arguments_are_told_before_the_first_step():
     path = MixturePath(UniformSource(11))
-    with pytest.raises(ValueError, match="one sample index a row"):
+    with pytest.raises(ValueError, match="one sample index per row"):
         trajectory(Toy(11), path, torch.zeros(2, 5, dtype=torch.int64), grid=Grid.uniform(2), noise=Noise(0))
 
 
-def test_churn_needs_the_independent_coupling():
+def test_renoising_needs_the_independent_coupling():
     class Same:
         def sample(self, source, x_1, noise):
             return x_1
@@ -383,7 +383,7 @@ def test_gradients_are_not_recorded_and_the_callers_mode_is_left_alone():
         ({"x_0": torch.zeros(10, dtype=torch.int64)}, "int64"),
         ({"x_0": torch.full((2, 5), 11)}, "vocabulary"),
         ({"x_0": torch.full((2, 5), -1)}, "vocabulary"),
-        ({"noise": Noise(0, range(3))}, "one sample index a row"),
+        ({"noise": Noise(0, range(3))}, "one sample index per row"),
         ({"frozen": torch.zeros(2, 5)}, "must be bool"),
         ({"frozen": torch.zeros(2, 4, dtype=torch.bool)}, "must be bool"),
         ({"grid": Grid.uniform(4, torch.tensor([0.0, 0.1, 0.2]))}, "rows"),

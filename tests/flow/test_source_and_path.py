@@ -80,7 +80,7 @@ def test_the_coupling_is_an_argument():
 def test_ends_of_different_shape_are_an_error():
     with pytest.raises(ValueError, match="must agree"):
         MixturePath(UniformSource(5)).sample(torch.zeros(1, 3).long(), torch.zeros(1, 4).long(), 0.5, noise=Noise(0))
-    with pytest.raises(ValueError, match="one sample index a row"):
+    with pytest.raises(ValueError, match="one sample index per row"):
         MixturePath(UniformSource(5)).sample(torch.zeros(3, 4).long(), torch.zeros(3, 4).long(), 0.5, noise=Noise(0))
 
 
@@ -163,3 +163,10 @@ def test_what_returns_to_the_source_is_drawn_anew():
     t = torch.full((4,), 0.9, dtype=torch.float64)
     found = path.renoise(x_0, t, torch.zeros_like(t), noise=noise)
     assert float((found == x_0).double().mean()) < 0.05
+
+
+def test_noise_is_not_renoised():
+    """At t = 0 there is nothing to go back from: every token stays."""
+    path, noise = MixturePath(UniformSource(50)), Noise(0, range(4))
+    x_0 = path.source.sample(noise, 20)
+    assert torch.equal(path.renoise(x_0, 0.0, 0.0, noise=noise), x_0)

@@ -92,3 +92,13 @@ def test_bad_requests_say_what_is_allowed() -> None:
         model.train().generate(prompt, 8, noise)
     with pytest.raises(ValueError, match="max_length"):
         CausalConfig.from_dict({**SMALL.to_dict(), "max_length": 0})
+
+
+@pytest.mark.parametrize("style", ["paper", "llama"])
+def test_a_text_read_in_parts_is_the_text_read_at_once(style: str) -> None:
+    """Several tokens behind a cache see all before them, themselves, and nothing behind."""
+    model, tokens = build(style), draw_tokens()
+    caches = [causal.Cache(10) for _ in model.blocks]
+    with torch.no_grad():
+        parts = [model.trunk(part, caches) for part in tokens.split([4, 3, 1, 2], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model.trunk(tokens))

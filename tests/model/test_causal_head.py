@@ -13,8 +13,8 @@ from fsdfm.flow.exact import all_states, total_variation
 from fsdfm.generate import LanguageModel
 from fsdfm.learn.objective import TrainingBatch
 from fsdfm.learn.path import CrossEntropy, PathObjective
-from fsdfm.model import CausalHeadConfig, DiT, ModelConfig
-from fsdfm.model.causal_loop import VectorStack
+from fsdfm.model import CausalConfig, CausalHeadConfig, CausalModel, DiT, ModelConfig
+from fsdfm.model.causal_loop import RowStack
 from fsdfm.noise import Noise
 from tiny_models import random_bundle
 
@@ -206,17 +206,27 @@ def test_a_beginning_that_is_held_is_read_in_one_pass(monkeypatch, train):
 
 def test_a_sweep_draws_every_position_once(monkeypatch):
     """And what one call draws of a whole text is what the other rules draw."""
+    monkeypatch.setattr("fsdfm.model.compiled._kernels", lambda: None)
     model, length, n = network(vocab=9), 24, 2
     path, noise = MixturePath(UniformSource(9)), Noise(1, range(n))
     x_0 = path.source.sample(noise, length)
     one = [sample(model, path, x_0, grid=Grid.uniform(1), noise=noise, rule=RULES[name]) for name in ("exact", "sweep")]
     assert torch.equal(*one)
     steps = []
-    call = VectorStack.__call__
-    monkeypatch.setattr(VectorStack, "__call__", lambda stack, z, i: steps.append(i) or call(stack, z, i))
+    call = RowStack.__call__
+    monkeypatch.setattr(RowStack, "__call__", lambda stack, z, places: steps.append(places) or call(stack, z, places))
     together = sample(model, path, x_0, grid=Grid.uniform(4), noise=noise, rule=RULES["sweep"])
-    assert sorted(steps) == sorted(2 * list(range(length)))
+    assert [places.same for places in steps] == list(range(length))
     alone = [
         sample(model, path, x_0[[b]], grid=Grid.uniform(4), noise=noise[[b]], rule=RULES["sweep"]) for b in range(n)
     ]
     assert torch.equal(torch.cat(alone), together)
+
+
+def test_a_head_begins_with_the_first_blocks_and_the_last():
+    sizes = {"vocab_size": V, "width": 16, "num_heads": 2, "style": "llama", "max_length": 8}
+    causal = CausalModel(CausalConfig(num_blocks=4, **sizes))
+    head = network().joint
+    head.start_from(causal)
+    for own, other in zip(head.blocks, (causal.blocks[0], causal.blocks[3]), strict=True):
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in own.state_dict().items())

@@ -21,9 +21,10 @@ def network(**options):
     return model
 
 
+@pytest.mark.parametrize("next_token", [False, True])
 @pytest.mark.parametrize("window", [None, 4, 8])
-def test_canvases_read_one_after_the_other_are_those_of_training(window):
-    model = network(canvas=4, window=window)
+def test_canvases_read_one_after_the_other_are_those_of_training(window, next_token):
+    model = network(canvas=4, window=window, next_token=next_token)
     generator = torch.Generator().manual_seed(0)
     x_1, x_t = torch.randint(11, (2, 2, 20), generator=generator)
     t, h = torch.tensor([0.3, 0.6]), torch.tensor([0.1, 0.1])
@@ -34,9 +35,24 @@ def test_canvases_read_one_after_the_other_are_those_of_training(window):
             own = slice(start, start + 4)
             parts.append(model.trunk(x_t[:, own], t, h, context=context))
             context = model.read(x_1[:, own], context)
-    torch.testing.assert_close(torch.cat(parts, 1), together, atol=1e-5, rtol=1e-5)
+    own = slice(int(next_token), None)  # a next-token model's first token is given, and what is said there nothing
+    torch.testing.assert_close(torch.cat(parts, 1)[:, own], together[:, own], atol=1e-5, rtol=1e-5)
     assert context.start == 20
     assert context.length == (20 if window is None else window)
+
+
+def test_a_next_token_model_speaks_of_a_canvas_from_one_before():
+    """Position 4, the first of canvas 1, is said by the clean token 3 under the noise of its own canvas."""
+    model = network(canvas=4, next_token=True)
+    x, t = torch.arange(8)[None], torch.full((1,), 0.5)
+    with torch.no_grad():
+        base = model.trunk(x, t, t, context=model.read_all(x))[0]
+        noised, clean = x.clone(), x.clone()
+        noised[0, 7], clean[0, 3] = 9, 9
+        assert not torch.equal(model.trunk(noised, t, t, context=model.read_all(x))[0, 4], base[4])
+        other = model.trunk(x, t, t, context=model.read_all(clean))[0]
+    assert torch.equal(other[:4], base[:4])
+    assert not torch.equal(other[4], base[4])
 
 
 def test_a_canvas_sees_what_is_before_it_and_nothing_behind():
@@ -57,10 +73,11 @@ def test_a_canvas_sees_what_is_before_it_and_nothing_behind():
     assert moved.tolist() == [False] * 4 + [True] * 4 + [False] * 4
 
 
-def test_the_rows_of_the_last_block_are_the_same_after_a_context():
-    model = network(canvas=4)
+@pytest.mark.parametrize("next_token", [False, True])
+def test_the_rows_of_the_last_block_are_the_same_after_a_context(next_token):
+    model = network(canvas=4, next_token=next_token)
     x = torch.randint(11, (1, 4), generator=torch.Generator().manual_seed(0))
-    t, rows = torch.full((1,), 0.5), torch.tensor([1, 3])
+    t, rows = torch.full((1,), 0.5), torch.tensor([0, 3])
     with torch.no_grad():
         context = model.read(x)
         torch.testing.assert_close(
@@ -68,13 +85,13 @@ def test_the_rows_of_the_last_block_are_the_same_after_a_context():
         )
 
 
-@pytest.mark.parametrize("noised", [False, True])
+@pytest.mark.parametrize(("noised", "led", "keys"), [(False, False, 20), (True, False, 40), (True, True, 36)])
 @pytest.mark.parametrize("window", [None, 8])
-def test_flex_attention_sees_the_same(noised, window):
+def test_flex_attention_sees_the_same(noised, led, keys, window):
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 2, 20, 8, generator=generator)
-    k, v = torch.randn(2, 1, 2, 40 if noised else 20, 8, generator=generator)
-    pattern = CanvasPattern(4, window, noised)
+    k, v = torch.randn(2, 1, 2, keys, 8, generator=generator)
+    pattern = CanvasPattern(4, window, noised, led)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = flex(q, k, v, pattern=pattern, grouped=False)
@@ -100,7 +117,6 @@ def test_linear_scaling_shrinks_positions_and_ntk_keeps_the_fastest_channel():
     [
         ({"window": 8}, "multiples of the canvas"),
         ({"canvas": 4, "window": 6}, "window is 6"),
-        ({"canvas": 4, "next_token": True}, "canvas model"),
         ({"canvas": 0}, "canvas is 0"),
         ({"rotary_factor": 0.5}, "factor >= 1"),
     ],

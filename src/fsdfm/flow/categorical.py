@@ -1,4 +1,4 @@
-"""The exact categorical draw: one uniform a row, no random number a vocabulary entry, no second [N, V] tensor.
+"""The exact categorical draw: one uniform per row, no random number per vocabulary entry, no second [N, V] tensor.
 
 Inverse CDF in two levels. A row's weights e_v = exp(logit_v - max) are summed in blocks of a few hundred tokens; the
 block in which the target u * total falls is found first, then the token inside it. Sums are float64 (or, where the
@@ -248,12 +248,12 @@ def draw(
     filter: Filter | None = None,
     sums: Sums | None = None,
 ) -> Draw:
-    """Draw one token a row from softmax(logits): the token v with F(v-1) <= u < F(v), F the cumulative distribution.
+    """Draw one token per row from softmax(logits): the token v with F(v-1) <= u < F(v), F the cumulative distribution.
 
     logits     [M, V], never changed
     u          uniforms in (0, 1), float64 [N]
     rows       which rows of `logits` to draw from, int64 [N]; None means every row once (N = M)
-    exclude    a token a row, int64 [N], that is not drawn: p renormalised over the others; its log p is returned.
+    exclude    a token per row, int64 [N], that is not drawn: p renormalised over the others; its log p is returned.
                Where it is the only possible token it is returned all the same.
     forbidden  a token that no row may draw and that has no probability, such as the mask
     """
@@ -268,7 +268,7 @@ def draw(
     if not bool(((u > 0) & (u < 1)).all()):
         raise ValueError("a uniform is outside the open interval (0, 1)")
     if exclude is not None and (exclude.shape != u.shape or not _are_tokens(exclude, vocab_size)):
-        raise ValueError(f"exclude must be one token a row, [{num_rows}] of 0 .. {vocab_size - 1}")
+        raise ValueError(f"exclude must be one token per row, [{num_rows}] of 0 .. {vocab_size - 1}")
     if forbidden is not None and not 0 <= forbidden < vocab_size:
         raise ValueError(f"forbidden is {forbidden}; allowed are tokens 0 .. {vocab_size - 1}")
     sums = sums or sums_for(logits.device)
@@ -294,41 +294,42 @@ def draw(
 
 
 class RowDraws:
-    """`draw` for one row after the other of the same width, on a CPU: the same tokens, without checks and allocations.
+    """`draw` for few rows of the same width again and again, on a CPU: the same tokens, without checks and allocations.
 
-    draws = RowDraws(vocab_size, filter)
-    token = draws(logits, u)  # logits [1, V] in float32, u a number in (0, 1)
+    draws = RowDraws(vocab_size, filter, rows=16)  # at most
+    tokens = draws(logits, u)  # logits [n, V] in float32, uniforms u [n] in float64: int64 [n]
     """
 
-    def __init__(self, vocab_size: int, filter: Filter | None = None):
+    def __init__(self, vocab_size: int, filter: Filter | None = None, *, rows: int = 1):
         self.filter = filter
-        self.buffer = torch.zeros(1, -(-vocab_size // _BLOCK) * _BLOCK)
-        self.weights, self.blocks = self.buffer[:, :vocab_size], self.buffer.view(-1, _BLOCK)
+        self.buffer = torch.zeros(rows, -(-vocab_size // _BLOCK) * _BLOCK)
+        self.weights, self.blocks = self.buffer[:, :vocab_size], self.buffer.view(rows, -1, _BLOCK)
 
-    def __call__(self, logits: Tensor, u: float) -> int:
-        """The token v with F(v-1) <= u < F(v)."""
-        logits = logits.float()
+    def __call__(self, logits: Tensor, u: Tensor) -> Tensor:
+        """The token v with F(v-1) <= u < F(v) of every row."""
+        weights, blocks, logits = self.weights[: len(logits)], self.blocks[: len(logits)], logits.float()
         if self.filter is not None:
-            logits = self.filter(self.weights.copy_(logits))
-        torch.sub(logits, logits.amax(), out=self.weights).exp_()
-        totals = self.blocks.sum(-1, dtype=torch.float64)
-        cumulative = totals.cumsum(0)
-        total = float(cumulative[-1])
-        if not math.isfinite(total):
+            logits = self.filter(weights.copy_(logits))
+        torch.sub(logits, logits.amax(-1, keepdim=True), out=weights).exp_()
+        totals = blocks.sum(-1, dtype=torch.float64)
+        cumulative = totals.cumsum(-1)
+        total = cumulative[:, -1]
+        if not math.isfinite(float(total.sum())):
             raise ValueError(
                 "a row of logits holds NaN or +inf, or -inf for every token: there is nothing to draw from"
             )
-        block, target = _find_one(totals, cumulative, u * total)
-        weights = self.blocks[block].to(torch.float64)
-        return block * _BLOCK + _find_one(weights, weights.cumsum(0), target)[0]
+        block, target = _find_quickly(totals, cumulative, u * total)
+        inside = blocks[torch.arange(len(blocks)), block].to(torch.float64)
+        return block * _BLOCK + _find_quickly(inside, inside.cumsum(-1), target)[0]
 
 
-def _find_one(items: Tensor, cumulative: Tensor, target: float) -> tuple[int, float]:
-    """`_find` of one row: where a sum first exceeds the target there is an item of positive weight."""
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    if index == len(items):
-        index = int((items > 0).nonzero()[-1])
-    return index, target - (float(cumulative[index]) - float(items[index]))
+def _find_quickly(items: Tensor, cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """`_find` in float64: where a sum first exceeds the target there is an item of positive weight."""
+    index = torch.searchsorted(cumulative, target[:, None], right=True)
+    if int(index.max()) == items.shape[-1]:
+        return _find(items, cumulative, target, sums=Float64Sums())
+    before = cumulative.gather(-1, index).sub_(items.gather(-1, index))
+    return index[:, 0], target - before[:, 0]
 
 
 def _are_tokens(tokens: Tensor, vocab_size: int) -> bool:

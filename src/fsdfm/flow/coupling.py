@@ -1,4 +1,4 @@
-"""Draws tied to the noise: what a position becomes is read off the token it starts from.
+"""Quantile coupling, draws tied to the noise: what a position becomes is read off the token it starts from.
 
 A sampler adds randomness of its own in every step, and nobody can predict it: a child that shall do in one step what
 its parent did in 64 must guess. But under the uniform source x_0 is full of randomness that nobody uses. Let position i
@@ -13,7 +13,7 @@ keep their token, k has the law (1 - a_k)/Z with Z = sum_k (1 - a_k), so that it
     [G(k-1), G(k))     with G(k) = sum_{j <= k} (1 - a_j)/Z,
 
 is an interval of [0, 1) which a uniform number falls into with just that probability, and y is what the inverse of
-F(y) = sum_{z <= y} p(z | x_t^{-i}) makes of it. Hence the tied law, given k:
+F(y) = sum_{z <= y} p(z | x_t^{-i}) makes of it. Hence the law, given k:
 
     r_k(y) = a_k delta(y, k) + Z |[F(y-1), F(y)) n [G(k-1), G(k))|
 
@@ -24,10 +24,10 @@ already depend on k, which then is not quite uniform; the error is small where a
 Nothing here depends on the order of the tokens, but a student does: if tokens that are alike stand side by side, k says
 roughly what the position becomes whatever the context is (`order` below, `alike` makes one).
 
-The same idea gives a *text* the noise that spells it. Let an autoregressive model give p(. | what precedes) at each
-position, with F its sum in that order. A uniform point v of [F(x-1), F(x)) is uniform on [0, 1) and independent of what
-precedes if x follows that law, so that token number floor(V v) is a fair draw of the uniform source from which the
-model, reading its random numbers off it, would write just this text (`inverse_autoregressive_noise`).
+The same idea gives a *text* its noise (`inverse_autoregressive_noise`). Let an autoregressive model give
+p(. | what precedes) at each position, with F its sum in that order. A uniform point v of [F(x-1), F(x)) is uniform on
+[0, 1) and independent of what precedes if x follows that law, so that token number floor(V v) is a fair draw of the
+uniform source from which the model, reading its random numbers off it, would write just this text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def quantile_draws(
     order    the tokens as F and G sum them, int64 [V], a permutation; as they are numbered unless said
     """
     if not isinstance(path.source, UniformSource):
-        raise ValueError(f"the source is {path.source}; draws can be tied to the noise of the uniform source only")
+        raise ValueError(f"the source is {path.source}; a quantile coupling needs the uniform source")
     order = torch.arange(path.source.vocab_size) if order is None else order
     order = order.to(x_0.device)
     rank = torch.argsort(order)
@@ -93,7 +93,7 @@ def quantile_draws(
 
 
 def inverse_autoregressive_noise(probs: Tensor, x_1: Tensor, u: Tensor, *, order: Tensor) -> Tensor:
-    """x_0 that spells x_1 under p(. | what precedes): probs [..., V], tokens and uniforms [...] -> int64 [...].
+    """x_0 that p(. | what precedes) turns into x_1: probs [..., V], tokens and uniforms [...] -> int64 [...].
 
     order   the tokens as F sums them, int64 [V], a permutation
     """

@@ -12,6 +12,12 @@ L K^2 (forward-backward):
 
     alpha_1 = u_1,   alpha_{i+1}(b) = u_{i+1}(b) + log sum_a e^{alpha_i(a) + s(a, b)},   log Z = logsumexp alpha_L.
 
+Transitions may depend on where they are: with *gates* g_i [r], functions of the text, the time and the step size,
+
+    s_i(a, b) = sum_k (1 + g_ik) left_ak right_bk,
+
+every component of the pair's number is louder or softer between i and i + 1. Gates of 0 change nothing.
+
 Without transitions the chain is the product of the positions' softmaxes. Low-rank transitions over a beam of candidates
 are those of Sun et al. (2019, arXiv 1910.11555) for non-autoregressive translation; relatives in discrete diffusion are
 CoDD (2603.00045), tensor-train joints (2607.03788) and Discrete Copula Diffusion (2410.01949). The rest state, which
@@ -20,7 +26,7 @@ makes the law of whole texts exact and normalised, and its use along a uniform-s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,7 +44,7 @@ from fsdfm.flow.posterior import (
     rows_of,
 )
 
-__all__ = ["CANDIDATES", "Chain", "ChainCRF", "Transitions", "crf_posterior", "pmi_transitions"]
+__all__ = ["CANDIDATES", "Chain", "ChainCRF", "Gates", "Transitions", "crf_posterior", "pmi_transitions"]
 
 Transitions = tuple[Tensor, Tensor]
 """What a token makes of the next: left and right, [V, r] each, with s(a, b) = <left_a, right_b>."""
@@ -95,6 +101,7 @@ class Chain:
         *,
         held: Tensor | None = None,
         joined: Tensor | None = None,
+        gates: Tensor | None = None,
         temperature: float = 1.0,
         candidates: int = CANDIDATES,
     ) -> Chain:
@@ -102,6 +109,7 @@ class Chain:
 
         held          a token where a position is certain, -1 elsewhere: int64 [B, L]; None: nowhere
         joined        positions that are part of the text, bool [B, L]: others have no transitions; None: all are
+        gates         of the transitions: [B, L-1, r]; None: 0
         temperature   divides the transitions; the logits have theirs already
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -114,7 +122,10 @@ class Chain:
         rest = torch.logsumexp(log_p.scatter(-1, tokens, _NEVER), -1, keepdim=True)
         with torch.autocast(logits.device.type, enabled=False):
             left, right = (table.to(log_p.dtype) for table in transitions)
-            scores = left[tokens[:, :-1]] @ right[tokens[:, 1:]].transpose(-1, -2) / temperature
+            before = left[tokens[:, :-1]]
+            if gates is not None:
+                before = before * (1 + gates.to(log_p.dtype))[..., None, :]
+            scores = before @ right[tokens[:, 1:]].transpose(-1, -2) / temperature
         if joined is not None:
             scores = scores * (joined[:, :-1] & joined[:, 1:])[..., None, None]
         return cls(log_p, tokens, torch.cat([top, rest], -1), F.pad(scores, (0, 1, 0, 1)))
@@ -143,7 +154,7 @@ class Chain:
 
     @torch.no_grad()
     def draw(self, u: Tensor) -> Tensor:
-        """One text a row from uniforms in (0, 1), float64 [B, L]: int64 [B, L].
+        """One text per row from uniforms in (0, 1), float64 [B, L]: int64 [B, L].
 
         Backwards the messages; then, for every state of a position at once, the state that u makes of the next, the one
         in whose interval it falls; then forwards along those moves. Where the state is the rest, what is left of u
@@ -154,10 +165,7 @@ class Chain:
         first, _ = _pick(start, u[:, 0])
         steps = torch.softmax(self.scores + weights[:, 1:, None], -1)  # p(next state | state)
         moves, _ = _pick(steps, u[:, 1:, None])
-        state = torch.tensor(
-            [_follow(state, rows) for state, rows in zip(first.tolist(), moves.tolist(), strict=True)],
-            device=u.device,
-        )
+        state = _follow(first, moves) if u.device.type == "cpu" else _follow_by_doubling(first, moves)
         came_from = state[:, :-1, None, None].expand(-1, -1, 1, steps.shape[-1])
         rows = torch.cat([start[:, None], steps.gather(2, came_from)[:, :, 0]], 1)
         _, left_over = _pick(rows, u)
@@ -191,6 +199,7 @@ class ChainCRF(Posterior):
 
     held        the token of every position that is certain, -1 elsewhere: int64 [B, L]
     forbidden   a token that cannot be, such as the mask
+    gates       of the transitions, [B, L-1, r]; None: 0
 
     On a CPU one sample at a time, so that what is drawn does not depend on the rows beside it.
     """
@@ -199,6 +208,7 @@ class ChainCRF(Posterior):
     transitions: Transitions
     held: Tensor
     forbidden: int | None = None
+    gates: Tensor | None = None
     joint = True
 
     def marginals(self, rows: Tensor) -> Iterator[Tile]:
@@ -207,7 +217,9 @@ class ChainCRF(Posterior):
         start = 0
         for sample, fields, count in zip(samples, self._fields(samples), counts.tolist(), strict=True):
             own = slice(start, start + count)
-            chain = Chain.of(fields[None], self.transitions, held=self.held[sample][None])
+            chain = Chain.of(
+                fields[None], self.transitions, held=self.held[sample][None], gates=self._gates(sample[None])
+            )
             yield own, chain.log_marginals()[0][rows[own] % self.fields.length], None
             start = own.stop
 
@@ -222,7 +234,11 @@ class ChainCRF(Posterior):
             own = torch.cat([next(fields) for _ in own_samples])
             own = own if filter is None else filter(own)
             chain = Chain.of(
-                own.view(*own_u.shape, -1), self.transitions, held=self.held[own_samples], temperature=temperature
+                own.view(*own_u.shape, -1),
+                self.transitions,
+                held=self.held[own_samples],
+                gates=self._gates(own_samples),
+                temperature=temperature,
             )
             texts.append(chain.draw(own_u))
         return torch.cat(texts)
@@ -231,8 +247,8 @@ class ChainCRF(Posterior):
         """log p of the chain, normalised over all texts."""
         samples = torch.arange(len(x_1), device=x_1.device)
         chains = (
-            Chain.of(fields[None], self.transitions, held=held[None])
-            for fields, held in zip(self._fields(samples), self.held, strict=True)
+            Chain.of(fields[None], self.transitions, held=self.held[own], gates=self._gates(own))
+            for fields, own in zip(self._fields(samples), torch.split(samples, 1), strict=True)
         )
         return torch.cat([chain.log_prob(x[None]) for chain, x in zip(chains, x_1, strict=True)])
 
@@ -242,11 +258,16 @@ class ChainCRF(Posterior):
 
     def part(self, first: int, count: int) -> ChainCRF:
         """Their fields."""
-        return replace(self, fields=self.fields.part(first, count), held=self.held[first : first + count])
+        own = slice(first, first + count)
+        gates = None if self.gates is None else self.gates[own]
+        return replace(self, fields=self.fields.part(first, count), held=self.held[own], gates=gates)
 
     def changed(self, hook: LogitsHook, x_t: Tensor, *, t: Tensor, t_next: Tensor) -> ChainCRF:
         """The hook changes the fields."""
         return replace(self, fields=self.fields.changed(hook, x_t, t=t, t_next=t_next))
+
+    def _gates(self, samples: Tensor) -> Tensor | None:
+        return None if self.gates is None else self.gates[samples]
 
     def _fields(self, samples: Tensor) -> Iterator[Tensor]:
         """u of one sample after the other, in memory of its own, float32 or finer: [L, V] each."""
@@ -263,6 +284,10 @@ class ChainCRF(Posterior):
                 yield fields
 
 
+Gates = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Gates [B, L-1, r] from features [B, L, C], times and step sizes [B]."""
+
+
 def crf_posterior(
     network: SplitNetwork,
     transitions: Transitions,
@@ -271,12 +296,26 @@ def crf_posterior(
     t: Tensor,
     h: Tensor,
     rows: Tensor | None = None,
+    gates: Gates | None = None,
 ) -> ChainCRF:
     """The chain whose fields are a network's logits; whole texts are asked for where one of their rows is wanted."""
+    length, held = x_t.shape[1], torch.full_like(x_t, -1)
+    samples = torch.arange(len(x_t), device=x_t.device)
     if rows is not None:
-        rows = rows_of(torch.unique_consecutive(rows // x_t.shape[1]), x_t.shape[1])
-    fields = independent_posterior(network, x_t, t, h=h, rows=rows)
-    return ChainCRF(fields, transitions, torch.full_like(x_t, -1))
+        samples = torch.unique_consecutive(rows // length)
+        rows = rows_of(samples, length)
+    if gates is None or not len(samples):
+        return ChainCRF(independent_posterior(network, x_t, t, h=h, rows=rows), transitions, held)
+    features_at = getattr(network, "features_at", None)
+    if rows is None or features_at is None:
+        features = network.trunk(x_t, t, h)
+        fields, own = Independent.of_features(features, network), features[samples]
+    else:
+        flat = features_at(x_t, t, h, rows=rows)
+        fields, own = Independent.of_rows(flat, rows, network, length=length), flat.view(len(samples), length, -1)
+    found = torch.zeros(len(x_t), length - 1, transitions[0].shape[1], dtype=own.dtype, device=own.device)
+    found[samples] = gates(own, t[samples], h[samples]).to(own.dtype)
+    return ChainCRF(fields, transitions, held, gates=found)
 
 
 def _pick(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,9 +328,25 @@ def _pick(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return item[..., 0], inside[..., 0].clamp(2**-53, 1 - 2**-53)
 
 
-def _follow(start: int, moves: list[list[int]]) -> list[int]:
-    """The states from the first on, each the move of the one before."""
-    states = [start]
-    for row in moves:
-        states.append(row[states[-1]])
-    return states
+def _follow(first: Tensor, moves: Tensor) -> Tensor:
+    """The states from the first on, [B] and [B, L-1, n] -> [B, L], each the move of the one before."""
+    texts = []
+    for start, rows in zip(first.tolist(), moves.tolist(), strict=True):
+        states = [start]
+        for row in rows:
+            states.append(row[states[-1]])
+        texts.append(states)
+    return torch.tensor(texts, device=first.device)
+
+
+def _follow_by_doubling(first: Tensor, moves: Tensor) -> Tensor:
+    """`_follow` without a loop over positions: moves are composed, 1, 2, 4, ... of them, until all begin at the first.
+
+    After log2 L rounds moves[i] leads from the first position to i + 1.
+    """
+    shift = 1
+    while shift < moves.shape[1]:
+        composed = moves[:, shift:].gather(-1, moves[:, :-shift])
+        moves, shift = torch.cat([moves[:, :shift], composed], 1), 2 * shift
+    start = first[:, None, None].expand(-1, moves.shape[1], 1)
+    return torch.cat([first[:, None], moves.gather(-1, start)[..., 0]], 1)

@@ -1,4 +1,4 @@
-"""The path loss: the Bregman divergence between true and learned velocity, a number a token."""
+"""The path loss: the Bregman divergence between true and learned velocity, a number per token."""
 
 from __future__ import annotations
 

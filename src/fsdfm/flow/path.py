@@ -72,7 +72,7 @@ class MixturePath:
         = kappa_s delta_{x_1} + (1-kappa_s) p_0. Under the mask source this is remasking.
         """
         if not isinstance(self.coupling, IndependentCoupling):
-            raise ValueError("renoising (churn) needs the independent coupling: noise that is new knows nothing of x_1")
+            raise ValueError("renoising needs the independent coupling: noise that is new knows nothing of x_1")
         require_rows(noise, len(x_t))
         now, back = self.schedule.kappa(t), self.schedule.kappa(t_back)
         if not bool((back <= now).all()):
@@ -84,9 +84,9 @@ class MixturePath:
 
 
 def require_rows(noise: Noise, rows: int) -> None:
-    """Raise unless the noise has one sample a row: one row for many would make them move in step."""
+    """Raise unless the noise has one sample per row: one row for many would make them move in step."""
     if len(noise) != rows:
-        raise ValueError(f"noise has {len(noise)} samples for {rows} rows; give one sample index a row")
+        raise ValueError(f"noise has {len(noise)} samples for {rows} rows; give one sample index per row")
 
 
 def velocity(probs: Tensor, x_t: Tensor, scalar: Tensor | float) -> Tensor:

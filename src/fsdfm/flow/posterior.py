@@ -3,7 +3,7 @@
 A posterior p_{1|t}(. | x_t) is a law of texts x_1 [B, L]. It answers three questions: the law of a single position
 (`marginals`), a text drawn from it (`draw`) and the log-probability of a text (`log_prob`).
 
-    Independent   p(x_1) = prod_i p_i(x_1^i), the softmax of logits a position        this file
+    Independent   p(x_1) = prod_i p_i(x_1^i), the softmax of logits per position        this file
     ChainCRF      neighbours know of each other                                       fsdfm.flow.crf
 
 A denoiser is anything with a method `posterior(x_t, t, h, rows=...)`, and every function (x_t, t, h) -> logits passes
@@ -14,7 +14,7 @@ runs, for a network may save the work of the others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from fsdfm.flow.categorical import Filter, draw
 
 __all__ = [
+    "BannedTokens",
     "Denoiser",
     "Independent",
     "LogitsFunction",
@@ -55,6 +56,26 @@ class Rows:
 
 LogitsHook = Callable[[Tensor, Rows], Tensor]
 """Changes logits [N, V] before they are used: guidance, banned words, a constraint. May work in place."""
+
+
+@dataclass(frozen=True)
+class BannedTokens:
+    """A hook under which tokens are never drawn: for each of them, of which samples, bool [B]."""
+
+    tokens: Mapping[int, Tensor]
+
+    def __call__(self, logits: Tensor, where: Rows) -> Tensor:
+        """In place."""
+        for token, samples in self.tokens.items():
+            logits[samples.to(logits.device)[where.sample], token] = -torch.inf
+        return logits
+
+    def mask(self, samples: Tensor, vocab_size: int) -> Tensor:
+        """What is added to all logits of these samples: 0 or -inf, float32 [n, V]."""
+        mask = torch.zeros(len(samples), vocab_size, device=samples.device)
+        for token, banned in self.tokens.items():
+            mask[banned.to(samples.device)[samples], token] = -torch.inf
+        return mask
 
 
 class Posterior(ABC):

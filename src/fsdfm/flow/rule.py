@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdfm.files import nearest
 from fsdfm.flow.categorical import Filter, draw
 from fsdfm.flow.path import MixturePath, require_rows
 from fsdfm.flow.posterior import Posterior
@@ -335,7 +336,7 @@ class _PlannedJump(Jump):
 class SystematicJump(_PlannedJump):
     """A rule whose candidates are spread evenly over the steps instead of independently (variance-reduced).
 
-    With A_s the sum of the candidate probabilities up to step s and one uniform phase U a position, the position is a
+    With A_s the sum of the candidate probabilities up to step s and one uniform phase U per position, the position is a
     candidate in step s if floor(A_s + U) > floor(A_{s-1} + U). Every step keeps its probability; the number of
     candidates of a position loses its variance, to floor or ceil of A_S. It is not Markov and so has no transition
     probability. It is made for sources whose tokens may move again: a position that leaves once for all, as under the
@@ -356,8 +357,8 @@ class LowDiscrepancyJump(_PlannedJump):
     """A rule in which neighbours take their first turn far apart: who is drawn together is spread over the text.
 
     Positions drawn in one step do not see each other, and neighbours depend on each other most. So position i has its
-    first turn at the time when kappa reaches frac(U + i/phi), phi the golden ratio, U one uniform phase a sample: those
-    whose turn is in the same step are as evenly spread as can be, whatever the grid. Later turns are independent
+    first turn at the time when kappa reaches frac(U + i/phi), phi the golden ratio, U one uniform phase per sample:
+    those whose turn is in the same step are as evenly spread as can be, whatever the grid. Later turns are independent
     again. Since U is uniform each position, taken alone, is a candidate exactly as often and as early as under the
     rule itself, with every source; only together they are not independent. It is not Markov.
     """
@@ -392,7 +393,11 @@ def find_rule(text: str) -> StepRule:
     """The rule of a name, some of its options set: `exact`, `remdm-cap:eta=0.02`, `llada:order=random,eot_id=3`."""
     name, colon, words = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in RULES:
-        raise ValueError(f"jump is {text!r}; allowed are {', '.join(RULES)}")
+        near = nearest(name, RULES)
+        raise ValueError(
+            f"jump is {text!r}; {f'did you mean {near!r}? ' if near else ''}allowed are {', '.join(RULES)}, or import "
+            "the module that adds it (fsdfm --plugin FILE.py COMMAND ...)"
+        )
     rule, options = RULES[name], {}
     for word in words.split(",") if colon else ():
         option, sign, value = word.partition("=")

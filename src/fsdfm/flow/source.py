@@ -24,7 +24,7 @@ class Source(ABC):
 
     @abstractmethod
     def sample(self, noise: Noise, length: int, *, step: int = 0) -> Tensor:
-        """x_0 ~ p_0: int64 [B, length], one row a sample of `noise`; another `step` is another, independent draw."""
+        """x_0 ~ p_0: int64 [B, length], one row per sample of `noise`; another `step` is another, independent draw."""
 
     @abstractmethod
     def probabilities(self) -> Tensor:

@@ -52,7 +52,7 @@ def find_architecture(name: object = "dit") -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
             f"architecture is {name!r:.80}; allowed are {', '.join(ARCHITECTURES)}: update fsdfm, or import the module "
-            "that adds it to fsdfm.model.ARCHITECTURES"
+            "that adds it to fsdfm.model.ARCHITECTURES (fsdfm --plugin FILE.py COMMAND ...)"
         )
     return ARCHITECTURES[name]
 

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fsdfm.flow.categorical import Filter
+from fsdfm.model.causal_loop import CausalParts, CausalTexts, can_loop, draw_texts
+from fsdfm.model.few_rows import LARGE
 from fsdfm.model.layers import Block, Cache, Norm, StackConfig, embedding, initialise, linear, rotary_phases
 from fsdfm.noise import Noise, Purpose
 
@@ -90,20 +93,55 @@ class CausalModel(nn.Module):
                 f"allowed are {batch} rows, one for each of the prompt, and temperature >= 0"
             )
         uniform = noise.uniform(Purpose.DESTINATION, length)
+        if temperature and can_loop(self.blocks, self.embedding.weight):
+            tokens = self._generate_together(prompt, uniform, Filter(temperature=temperature))
+            return tokens if eos_id is None else _ended(tokens, given, eos_id)
         caches = [Cache(length) for _ in self.blocks]
         tokens = torch.empty(batch, length, dtype=torch.int64, device=prompt.device)
         tokens[:, :given] = prompt
-        ended = torch.zeros(batch, dtype=torch.bool, device=prompt.device)
         new = prompt
         for i in range(given, length):
             logits = self.head(self.trunk(new, caches)[:, -1])
-            drawn = _draw(logits, uniform[:, i], temperature)
-            if eos_id is not None:
-                drawn = torch.where(ended, eos_id, drawn)
-                ended |= drawn == eos_id
-            tokens[:, i] = drawn
-            new = drawn[:, None]
-        return tokens
+            tokens[:, i] = _draw(logits, uniform[:, i], temperature)
+            new = tokens[:, i : i + 1]
+        return tokens if eos_id is None else _ended(tokens, given, eos_id)
+
+    def _generate_together(self, prompt: Tensor, u: Tensor, filter: Filter) -> Tensor:
+        """Prompts [B, P] continued to the length of u [B, L], on a CPU, some texts side by side.
+
+        The law of x_2 .. x_L, in which the first token is an input of its own: `causal_loop.CausalParts`.
+        """
+        parts = CausalParts(self.blocks, self.norm, self.embedding.weight, self.head)
+        (batch, given), length = prompt.shape, u.shape[1]
+        x = F.pad(prompt, (0, length - given))
+        inputs = F.pad(self.embedding(prompt[:, :1]), (0, 0, 0, length - 2)) if length > 1 else None
+        for first in range(0, batch if inputs is not None else 0, LARGE):
+            own = slice(first, first + LARGE)
+            assert inputs is not None
+            caches = [[Cache(length) for _ in self.blocks] for _ in x[own]]
+            if given > 1:
+                for text, kept in zip(prompt[own], caches, strict=True):
+                    self.trunk(text[None, :-1], kept)
+            texts = CausalTexts(
+                x[own, 1:].contiguous(),
+                torch.ones_like(x[own, 1:], dtype=torch.bool),
+                inputs=inputs[own],
+                base=None,
+                starts=[given - 1] * len(caches),
+                ends=[length - 1] * len(caches),
+                caches=caches,
+                u=u[own, 1:].contiguous(),
+                filter=filter,
+                banned=torch.zeros(len(caches), self.config.vocab_size),
+            )
+            x[own, 1:] = draw_texts(parts, texts)
+        return x
+
+
+def _ended(tokens: Tensor, given: int, eos_id: int) -> Tensor:
+    """Tokens [B, L] with nothing but `eos_id` behind the first that is not given."""
+    ended = (tokens[:, given:] == eos_id).long().cumsum(1) > 0
+    return torch.cat([tokens[:, :given], torch.where(ended, eos_id, tokens[:, given:])], 1)
 
 
 def _draw(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:

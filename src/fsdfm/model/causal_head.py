@@ -11,10 +11,10 @@ the others agree. A trunk that stands still and a recurrent head over it were tr
 causal layers on top of a parallel network is that of self-speculative masked diffusion (arXiv 2510.03929) and ADJUST
 (2509.22738).
 
-**A draw** is x_i = F^-1(u_i | x_<i, f_i), one after the other: on a CPU in a loop over positions that does little else
-than multiply (`causal_loop`). Elsewhere in *windows*: their tokens are guessed, all their draws are made in one pass,
-what was guessed right is settled with the first that was not, and the window moves on (Jacobi iteration). The text is a
-function of u alone, whatever the guesses; what the text showed before the step is a good one.
+**A draw** is x_i = F^-1(u_i | x_<i, f_i), one after the other: on a CPU in a loop over positions, texts side by side,
+that does little else than multiply (`causal_loop`). Elsewhere in *windows*: their tokens are guessed, all their draws
+are made in one pass, what was guessed right is settled with the first that was not, and the window moves on (Jacobi
+iteration). The text is a function of u alone, whatever the guesses; what the text showed before the step is a good one.
 
 Positions that are held keep their token: the law is then prod over the free positions of p(x_i | x_<i, f_i), the one
 that is drawn from, not the conditional law given what is held to the right, of which only the trunk knows.
@@ -31,16 +31,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdfm.flow import Filter, Independent, LogitsHook, Posterior, Rows, SplitNetwork, draw
-from fsdfm.flow.categorical import RowDraws
-from fsdfm.flow.posterior import Tile, without_token
+from fsdfm.flow.posterior import BannedTokens, Tile, without_token
 from fsdfm.model.causal import CausalModel
-from fsdfm.model.causal_loop import VectorStack, can_loop
+from fsdfm.model.causal_loop import CausalParts, CausalTexts, can_loop, draw_texts
+from fsdfm.model.few_rows import LARGE
 from fsdfm.model.joint import JointConfig, JointHead, register_joint_head
-from fsdfm.model.layers import Block, Cache, Norm, Sinusoid, StackConfig, initialise, linear, rotary_phases
+from fsdfm.model.layers import TIME_SCALE, Block, Cache, Norm, Sinusoid, StackConfig, initialise, linear, rotary_phases
 
 __all__ = ["CausalHead", "CausalHeadConfig", "CausalPosterior"]
 
-_TIME_SCALE = 1000.0  # t in [0, 1] turns the waves as far as a thousand steps would
 _FIRST_WINDOW, _LARGEST_WINDOW = 8, 64
 _WORTH_A_PASS = 4  # held positions at the beginning that are read together, not one by one
 _SAMPLES = 8  # whose texts are drawn together on a GPU
@@ -155,8 +154,8 @@ class CausalHead(JointHead):
     @torch.no_grad()
     def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
         """Texts of some samples [n] from uniforms [n, L], drawn together: int64 [n, L]."""
-        if len(samples) == 1 and can_loop(self.blocks, posterior.features):
-            return self._settle_one(posterior, samples, u[0], filter=filter)
+        if can_loop(self.blocks, posterior.features):
+            return self._settle_rows(posterior, samples, u, filter=filter)
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
@@ -172,7 +171,8 @@ class CausalHead(JointHead):
             for cache in caches:
                 cache.length = start
             logits = network.logits_at((base[:, part] + self.combine(self._stack(z, start, caches))).flatten(0, 1))
-            logits = posterior.shaped(logits, samples, part)
+            positions = torch.arange(part.start, part.stop, device=x.device)
+            logits = posterior.shaped(logits, (samples[:, None] * length + positions).flatten())
             drawn = draw(logits, u[:, part].flatten(), filter=filter).tokens.view(len(x), -1)
             drawn = torch.where(held[:, part] >= 0, held[:, part], drawn)
             right = int((drawn == x[:, part]).all(0).cumprod(0).sum())
@@ -195,31 +195,37 @@ class CausalHead(JointHead):
         self._stack(inputs[:, :known] + before.to(inputs.dtype), 0, caches)
         return known
 
-    def _settle_one(self, posterior: CausalPosterior, sample: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
-        """One text, position by position: [1, L]."""
-        network, held = posterior.network, posterior.held[sample][0].tolist()
-        features = posterior.features[posterior.place[sample]]
-        inputs, base = self._inputs(features, posterior.t[sample], posterior.h[sample])
-        stack = VectorStack(self.blocks, self.norm, rotary_phases(len(held), self.head_width))
-        caches = [Cache(len(held)) for _ in self.blocks]
-        start, end = self._read_held(network, inputs, posterior.held[sample], caches=caches), int(posterior.end[sample])
-        if start:
-            stack.fill(caches)
-        table, inputs, base, text = _embedding(network).weight, inputs[0], base[0], held[:start]
-        draws, numbers = RowDraws(table.shape[0], filter), u.tolist()
-        for i in range(start, end):
-            g = stack(inputs[i] + table[text[-1]] if i else inputs[i], i)
-            if held[i] >= 0:
-                text.append(held[i])
-                continue
-            logits = network.logits_at(torch.addmv(base[i], self.combine.weight, g)[None])
-            logits = posterior.shaped(logits, sample, slice(i, i + 1))
-            text.append(draws(logits, numbers[i]))
-        return torch.cat([torch.tensor([text], dtype=torch.int64), posterior.x_t[sample][:, len(text) :]], 1)
+    def _settle_rows(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
+        """Texts side by side, position by position: [n, L]."""
+        network, held = posterior.network, posterior.held[samples]
+        inputs, base, starts, caches = [], [], [], []
+        for text in range(len(samples)):  # one at a time: a product rounds by its number of rows
+            own = samples[text : text + 1]
+            features = posterior.features[posterior.place[own]]
+            told, kept = self._inputs(features, posterior.t[own], posterior.h[own])
+            caches.append([Cache(features.shape[1]) for _ in self.blocks])
+            starts.append(self._read_held(network, told, held[text : text + 1], caches=caches[-1]))
+            inputs.append(told)
+            base.append(kept)
+        table, vocabulary = _embedding(network).weight, getattr(network, "vocabulary", None) or network.logits_at
+        texts = CausalTexts(
+            torch.where(held >= 0, held, posterior.x_t[samples]),
+            held < 0,
+            inputs=torch.cat(inputs),
+            base=torch.cat(base),
+            starts=starts,
+            ends=posterior.end[samples].tolist(),
+            caches=caches,
+            u=u,
+            filter=filter,
+            banned=posterior.banned(samples, table.shape[0]),
+            shaped=lambda logits, own, at: posterior.shaped(logits, samples[own] * held.shape[1] + at),
+        )
+        return draw_texts(CausalParts(self.blocks, self.norm, table, vocabulary, self.combine), texts)
 
     def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """P f_i + c and f_i (1 + s): what a position gets from the trunk, [B, L, C] each."""
-        told = F.silu(self.time(t * _TIME_SCALE) + self.step(torch.log2(h)))
+        told = F.silu(self.time(t * TIME_SCALE) + self.step(torch.log2(h)))
         c, s = self.modulation(told)[:, None].chunk(2, -1)
         return self.project(features) + c, features * (1 + s)
 
@@ -283,8 +289,10 @@ class CausalPosterior(Posterior):
             yield part, self._changed(tile if own is None else tile[own], rows[part]), None
 
     def draw(self, samples: Tensor, u: Tensor, *, filter: Filter | None = None) -> Tensor:
-        """One text after the other on a CPU, some together elsewhere."""
-        together = 1 if self.x_t.device.type == "cpu" else _SAMPLES
+        """Some texts together; on a CPU, where blocks are not what goes side by side, one after the other."""
+        together = _SAMPLES
+        if self.x_t.device.type == "cpu":
+            together = LARGE if can_loop(self.head.blocks, self.features) else 1
         parts = zip(torch.split(samples, together), torch.split(u.to(self.x_t.device), together), strict=True)
         return torch.cat([self.head.settle(self, own, own_u, filter=filter) for own, own_u in parts])
 
@@ -318,12 +326,20 @@ class CausalPosterior(Posterior):
         """The hook changes every conditional law; it may see a position more than once, with other tokens before it."""
         return replace(self, hook=(hook, x_t, t, t_next))
 
-    def shaped(self, logits: Tensor, samples: Tensor, part: slice) -> Tensor:
-        """Logits of positions `part` of some samples, [n * len(part), V]: hooked, and without what is forbidden."""
-        if self.hook is not None:
-            position = torch.arange(part.start, part.stop, device=logits.device)
-            logits = self._changed(logits, (samples[:, None] * self.x_t.shape[1] + position).flatten())
+    def shaped(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Logits [N, V] of these rows: hooked, and without what is forbidden."""
+        logits = self._changed(logits, rows)
         return logits if self.forbidden is None else without_token(logits, self.forbidden)
+
+    def banned(self, samples: Tensor, vocab_size: int) -> Tensor | None:
+        """What added to the logits of these samples says all that `shaped` does: 0 or -inf, [n, V]; None: nothing."""
+        hook = None if self.hook is None else self.hook[0]
+        if hook is not None and not isinstance(hook, BannedTokens):
+            return None
+        mask = torch.zeros(len(samples), vocab_size) if hook is None else hook.mask(samples, vocab_size)
+        if self.forbidden is not None:
+            mask[:, self.forbidden] = -torch.inf
+        return mask
 
     def _changed(self, logits: Tensor, rows: Tensor) -> Tensor:
         if self.hook is None:

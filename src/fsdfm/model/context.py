@@ -12,6 +12,10 @@ what was before reaches them only through the layers.
 
 Training shows all canvases of a row at once under these masks, sampling reads them one after the other: the same
 numbers (a test compares). Calls cost what the canvas costs, however long the text, plus the keys that it looks at.
+
+In a next-token model the output for i comes from i-1, so that a canvas is led by the clean token before it, which is
+one of the canvas: it has the canvas's condition and sees its noise. The first canvas has none, and its first token, the
+beginning of the text, is given.
 """
 
 from __future__ import annotations
@@ -32,26 +36,38 @@ __all__ = ["Beside", "CanvasPattern", "Context", "attend"]
 class CanvasPattern:
     """Who sees whom: `size` is C, `window` is W, None for all; `noised` whether queries are of canvases being written.
 
-    Where there are both, the keys are those of the clean text [L] and then those of the noised one [L].
+    Where there are both, the keys are those of the clean text [L] and then those of the noised one.
+
+    led   whether a noised canvas has C + 1 tokens, the first of them the clean one before it; nobody sees that of the
+          first canvas
     """
 
     size: int
     window: int | None = None
     noised: bool = False
+    led: bool = False
 
-    def sees(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        """Whether query i sees key j; bool like both broadcast."""
-        own, other = i // self.size, (j % length if self.noised else j) // self.size
+    def num_clean(self, queries: int) -> int:
+        """Tokens of the clean text beside so many queries."""
+        return queries - queries // (self.size + 1) if self.led else queries
+
+    def num_keys(self, queries: int) -> int:
+        """What so many queries see, or do not."""
+        return queries + self.num_clean(queries) if self.noised else queries
+
+    def sees(self, i: Tensor, j: Tensor, clean: int) -> Tensor:
+        """Whether query i sees key j, of which the first `clean` are of the clean text; bool like both broadcast."""
+        own, other = i // (self.size + self.led), j // self.size
         near = own - other <= (own if self.window is None else self.window // self.size)
         if not self.noised:
             return (other <= own) & near
-        return torch.where(j < length, (other < own) & near, other == own)
+        beside = (own == (j - clean) // (self.size + self.led)) & ((j > clean) | (not self.led))
+        return torch.where(j < clean, (other < own) & near, beside)
 
-    def mask(self, length: int, device: torch.device) -> Tensor:
-        """Dense, for SDPA: bool [L, L], or [L, 2L] for noised queries."""
-        queries = torch.arange(length, device=device)[:, None]
-        keys = torch.arange(2 * length if self.noised else length, device=device)
-        return self.sees(queries, keys, length)
+    def mask(self, queries: int, device: torch.device) -> Tensor:
+        """Dense, for SDPA: bool [queries, keys]."""
+        i, j = torch.arange(queries, device=device)[:, None], torch.arange(self.num_keys(queries), device=device)
+        return self.sees(i, j, self.num_clean(queries))
 
     def block_mask(self, length: int, device: torch.device) -> Any:
         """The same for FlexAttention, which skips blocks that nobody sees."""
@@ -63,10 +79,9 @@ def _flex_mask(pattern: CanvasPattern, length: int, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001, PLR0917 (FlexAttention's signature)
-        return pattern.sees(i, j, length)
+        return pattern.sees(i, j, pattern.num_clean(length))
 
-    keys = 2 * length if pattern.noised else length
-    return create_block_mask(sees, B=None, H=None, Q_LEN=length, KV_LEN=keys, device=device)
+    return create_block_mask(sees, B=None, H=None, Q_LEN=length, KV_LEN=pattern.num_keys(length), device=device)
 
 
 @dataclass
@@ -97,11 +112,22 @@ class Context:
 
     start     the position of the first token that sees it
     pattern   who sees whom; None: everybody everything
+    before    the last token before every canvas that sees it, [B, canvases]; None: it is not asked for
     """
 
     layers: tuple[Beside, ...]
     start: int
     pattern: CanvasPattern | None = None
+    before: Tensor | None = None
+
+    def lead(self, x_t: Tensor) -> tuple[Tensor, Tensor]:
+        """(canvases [B, n C] with the token before each, [B, n (C + 1)]; their positions from start - 1 on)."""
+        assert self.before is not None
+        count, length = self.before.shape[1], x_t.shape[1]
+        size = length // count
+        canvases = torch.cat([self.before[:, :, None], x_t.view(-1, count, size)], 2)
+        first = torch.arange(0, length, size, device=x_t.device)[:, None]
+        return canvases.flatten(1), (first + torch.arange(size + 1, device=x_t.device)).flatten()
 
     def seen(self) -> tuple[Beside, ...]:
         """For a pass of what is written after it."""
@@ -117,7 +143,7 @@ class Context:
         keys = self.layers[0].keys
         return 0 if keys is None else keys.shape[2]
 
-    def extended(self, passed: tuple[Beside, ...], *, most: int | None = None) -> Context:
+    def extended(self, passed: tuple[Beside, ...], *, most: int | None = None, before: Tensor | None = None) -> Context:
         """With the tokens of a pass appended; at most the last `most` are kept."""
         layers, count = [], 0
         for layer in passed:
@@ -127,7 +153,7 @@ class Context:
             if most is not None:
                 keys, values = keys[:, :, -most:].contiguous(), values[:, :, -most:].contiguous()
             layers.append(Beside(keys, values))
-        return Context(tuple(layers), self.start + count)
+        return Context(tuple(layers), self.start + count, before=before)
 
     @classmethod
     def empty(cls, num_blocks: int) -> Context:

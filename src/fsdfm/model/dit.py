@@ -36,10 +36,10 @@ from fsdfm.model.network import Network
 __all__ = ["PRESETS", "Conditioning", "DiT", "FusedConditioning", "ModelConfig", "SharedConditioning", "Sinusoid"]
 
 ConditioningName = Literal["time", "step", "fused"]
-ClockName = Literal["time", "none", "sigma", "geometric"]
+ClockName = Literal["time", "none", "sigma", "hybrid", "geometric"]
 ReadingName = Literal["posterior", "leave-one-out", "uniform-scores"]
 
-SIGMA_FLOOR = 1e-3  # kappa at t = 0 in the eyes of a network that is told sigma, as its authors trained it
+SIGMA_FLOORS = {"sigma": 1e-3, "hybrid": 5e-3}  # kappa at t = 0 as such networks were trained to believe it
 SMALLEST_SIGMA, LARGEST_SIGMA = 1e-4, 20.0  # the ends of sigma on the clock `geometric`: SEDD's with the uniform graph
 
 
@@ -54,6 +54,7 @@ class ModelConfig(JointStackConfig):
     cond_width: int = 128
     conditioning: ConditioningName = "time"  # "step": aware of h too; "fused": so are the released few-step weights
     clock: ClockName = "time"  # what the network is told of t: t itself, nothing, or sigma = -ln kappa (`_told`)
+    blend: float = 0.0  # of the mask, the last token, every input has the share 1 - e^(-blend sigma): gamma-HDLM's
     says: ReadingName = "posterior"  # what its outputs are: logits of p_{1|t}, or what `fsdfm.flow.reading` makes it of
     next_token: bool = False  # the output for position i comes from i-1, as in a converted autoregressive model
     canvas: int | None = None  # tokens that are written at a time, after clean context (`fsdfm.model.context`)
@@ -70,6 +71,11 @@ class ModelConfig(JointStackConfig):
         for name, allowed in (("clock", get_args(ClockName)), ("says", get_args(ReadingName))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, allowed))}")
+        if not 0 <= self.blend <= 1 or (self.blend and self.clock not in SIGMA_FLOORS):
+            raise ValueError(
+                f"blend is {self.blend} with clock {self.clock!r}; allowed are 0 <= blend <= 1, above 0 only with the "
+                f"clocks {' and '.join(SIGMA_FLOORS)}"
+            )
         if self.says != "posterior" and self.posterior is not None:
             raise ValueError(f"says is {self.says!r}, but a joint head needs logits of the posterior; leave one out")
         if not isinstance(self.next_token, bool):
@@ -83,8 +89,6 @@ class ModelConfig(JointStackConfig):
                 self._check_count(name)
         if self.window is not None and (self.canvas is None or self.window % self.canvas):
             raise ValueError(f"window is {self.window}; allowed are multiples of the canvas, {self.canvas}")
-        if self.canvas is not None and self.next_token:
-            raise ValueError("a canvas model says its own tokens, and next_token is true; leave one of them out")
 
     @property
     def scaling(self) -> RotaryScaling | None:
@@ -179,7 +183,7 @@ class FusedConditioning(Conditioning):
 
 def _known(h: Tensor | None) -> Tensor:
     if h is None:
-        raise ValueError("h is None, but this model is step-aware; give the step sizes, 0 < h <= 1, one a row")
+        raise ValueError("h is None, but this model is step-aware; give the step sizes, 0 < h <= 1, one per row")
     return h
 
 
@@ -218,13 +222,17 @@ def _told(clock: ClockName, t: Tensor) -> Tensor:
     """What the network is told at time t, which is kappa: t, 0, or sigma.
 
     sigma       -ln(epsilon + (1 - epsilon) t), epsilon = 1e-3
+    hybrid      the same with epsilon = 5e-3: gamma-HDLM's
     geometric   -ln t between 1e-4 and 20
     """
     if clock == "time":
         return t
     if clock == "geometric":
         return -torch.log(t.clamp(min=math.exp(-LARGEST_SIGMA), max=math.exp(-SMALLEST_SIGMA)))
-    return torch.zeros_like(t) if clock == "none" else -torch.log(SIGMA_FLOOR + (1 - SIGMA_FLOOR) * t)
+    if clock == "none":
+        return torch.zeros_like(t)
+    floor = SIGMA_FLOORS[clock]
+    return -torch.log(floor + (1 - floor) * t)
 
 
 class DiT(Network):
@@ -278,18 +286,43 @@ class DiT(Network):
         keys       which positions are seen at all, bool [B, L]: padding is not; None: all
 
         A next-token model is shifted here: position i receives the features of i-1. Position 0 has no predecessor and
-        keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen.
+        keeps its own, which mean nothing: the token there is given (BOS) and its caller holds it frozen. After a
+        context it has one.
         """
+        if context is not None and context.before is not None:
+            return self._led(x_t, t, h, rows=rows, context=context)
         length = x_t.shape[1]
         if rows is not None and self.config.next_token:
             rows = torch.where(rows % length > 0, rows - 1, rows)
         rotary = self._rotary(length, x_t.device, 0 if context is None else context.start)
-        x = self.embedding(x_t) if embedded is None else embedded
+        x = self._embedded(x_t, t) if embedded is None else embedded
         beside = None if context is None else context.seen()
         features = self._through(x, t, h, rotary=rotary, rows=rows, beside=beside, keys=keys)
         if rows is None and self.config.next_token:
             features = torch.cat((features[:, :1], features[:, :-1]), dim=1)
         return features
+
+    def _led(self, x_t: Tensor, t: Tensor, h: Tensor | None, *, rows: Tensor | None, context: Context) -> Tensor:
+        """`trunk` of a next-token model after a context: the token before every canvas speaks of its first."""
+        assert context.before is not None
+        (batch, length), count = x_t.shape, context.before.shape[1]
+        size = length // count
+        tokens, positions = context.lead(x_t)
+        cos, sin = self._rotary(length + 1, x_t.device, context.start - 1)
+        if rows is not None:
+            rows = rows + rows // size  # one token more before every canvas, and then the one before
+        rotary, beside = (cos[positions], sin[positions]), context.seen()
+        features = self._through(self._embedded(tokens, t), t, h, rotary=rotary, rows=rows, beside=beside)
+        return features if rows is not None else features.view(batch, count, size + 1, -1)[:, :, :-1].flatten(1, 2)
+
+    def _embedded(self, tokens: Tensor, t: Tensor) -> Tensor:
+        """E[x], or with a blend e^(-blend sigma) E[x] + (1 - e^(-blend sigma)) E[mask]: [B, m, C]."""
+        x: Tensor = self.embedding(tokens)
+        if not self.config.blend:
+            return x
+        kept = torch.exp(-self.config.blend * _told(self.config.clock, t)).to(x)[:, None, None]
+        mask: Tensor = self.embedding.weight[-1]
+        return kept * x + (1 - kept) * mask
 
     def _through(
         self,
@@ -323,19 +356,22 @@ class DiT(Network):
         """
         cos, sin = self._rotary(length, tokens.device)
         rotary = (cos[positions], sin[positions])
-        return self._through(self.embedding(tokens), t, h, rotary=rotary, beside=beside)
+        return self._through(self._embedded(tokens, t), t, h, rotary=rotary, beside=beside)
 
     def read(self, tokens: Tensor, context: Context | None = None) -> Context:
         """The context that one more canvas of clean text [B, C] makes of a context; at most `window` tokens of it."""
         context = Context.empty(len(self.blocks)) if context is None else context
-        return context.extended(self._pass(tokens, context, None), most=self.config.window)
+        last = tokens[:, -1:] if self.config.next_token else None
+        return context.extended(self._pass(tokens, context, None), most=self.config.window, before=last)
 
     def read_all(self, x_1: Tensor) -> Context:
         """The context for all canvases of rows [B, L] at once: training."""
         size = self._canvas()
         passed = self._pass(x_1, Context.empty(len(self.blocks)), CanvasPattern(size, self.config.window))
         whole = Context.empty(len(self.blocks)).extended(passed)
-        return Context(whole.layers, 0, CanvasPattern(size, self.config.window, noised=True))
+        led = self.config.next_token
+        before = torch.cat([x_1[:, :1], x_1[:, size - 1 : -1 : size]], 1) if led else None
+        return Context(whole.layers, 0, CanvasPattern(size, self.config.window, noised=True, led=led), before)
 
     def _canvas(self) -> int:
         if self.config.canvas is None:
@@ -377,6 +413,11 @@ class DiT(Network):
             self._phases = kept
         return kept[1]
 
+    @property
+    def vocabulary(self) -> nn.Module:
+        """Whose product with features the logits are, and nothing else."""
+        return self.head  # type: ignore[no-any-return]
+
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
         return self.head(features)  # type: ignore[no-any-return]
@@ -401,6 +442,13 @@ class DiT(Network):
         assert child.joint is not None
         child.joint.load_state_dict({"left": left, "right": right})
         return child
+
+    def with_gates(self, width: int, *, seed: int = 0) -> DiT:
+        """A child of a model with transitions whose transitions are dynamic, with gates of this inner width."""
+        found = self.config.posterior
+        if not isinstance(found, CRFConfig) or found.gate_width:
+            raise ValueError(f"gates are for transitions that have none yet; this model's posterior is {found}")
+        return self._grown("joint.gates.", seed, posterior=replace(found, gate_width=width))
 
     def with_posterior(self, config: JointConfig, *, seed: int = 0) -> DiT:
         """A child with this model's weights and a joint head, which says nothing yet."""

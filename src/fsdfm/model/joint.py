@@ -131,7 +131,10 @@ def read_joint_config(values: Mapping[str, Any]) -> JointConfig:
     """The config that a mapping describes: `{"kind": "crf", "rank": 64}`."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in JOINT_HEADS:
-        raise ValueError(f"the kind of the posterior is {kind!r}; allowed are {', '.join(JOINT_HEADS)}")
+        raise ValueError(
+            f"the kind of the posterior is {kind!r}; allowed are {', '.join(JOINT_HEADS)}, or import the module that "
+            "adds it (fsdfm --plugin FILE.py COMMAND ...)"
+        )
     options = {key: value for key, value in values.items() if key != "kind"}
     known = [field.name for field in fields(JOINT_HEADS[kind][0])]
     for key in options:

@@ -52,6 +52,7 @@ ROTARY_BASE = 10000.0
 INIT_STD = 0.02
 SINUSOID_WIDTH = 256
 SINUSOID_BASE = 10000.0
+TIME_SCALE = 1000.0  # t in [0, 1] turns the waves as far as a thousand steps would
 GELU_SCALE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 _GELU_ROWS = 64  # of a few thousand channels: they stay in the cache between the five passes over them
 
@@ -233,7 +234,7 @@ class Norm(nn.Module):
         self.eps = config.norm_eps
 
     def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-        """Normalise the channels of x [..., C]; shift and scale are alike, [B, 1, C] for one a sample, or absent."""
+        """Normalise the channels of x [..., C]; shift and scale are alike, [B, 1, C] for one per sample, or absent."""
         unit = self.normalise(x, self.weight.shape, eps=self.eps)
         if shift is None or scale is None:
             return unit * self.weight
@@ -432,7 +433,7 @@ class Sinusoid(nn.Module):
 
 
 class Modulation(nn.Module):
-    """What the condition c says to a layer: `parts` vectors a row, affine in c and zero at the start."""
+    """What the condition c says to a layer: `parts` vectors per row, affine in c and zero at the start."""
 
     def __init__(self, cond_width: int, width: int, parts: int):
         super().__init__()

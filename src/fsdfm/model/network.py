@@ -60,7 +60,7 @@ class Network(nn.Module):
 
     config: Any
     precision: str = "float32"
-    if TYPE_CHECKING:  # what reduced precision, few-step training and tied draws look at
+    if TYPE_CHECKING:  # what reduced precision, few-step training and couplings look at
         embedding: Any
         blocks: Any
         head: Any

@@ -391,6 +391,11 @@ class Transformer(Network):
             return self.trunk(x_t, t, h).flatten(0, 1)[rows]
         return self.trunk(x_t, t, h, rows=rows)
 
+    @property
+    def vocabulary(self) -> nn.Module:
+        """Whose product with features the logits are, and nothing else."""
+        return self.head
+
     def logits_at(self, features: Tensor) -> Tensor:
         """The head at chosen rows of the flattened features: [N, C] -> [N, V]."""
         if self.config.tied:
