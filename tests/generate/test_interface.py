@@ -43,7 +43,7 @@ def test_help_names_every_option(lm):
 
 
 def test_an_unknown_option_is_refused_with_the_one_that_is_meant(lm):
-    with pytest.raises(ValueError, match="did you mean temperature"):
+    with pytest.raises(ValueError, match="did you mean 'temperature'"):
         lm.generate("Once", temprature=0.9)
     with pytest.raises(ValueError, match="allowed are steps"):
         lm.stream("Once", qqq=1)
@@ -120,6 +120,9 @@ def test_a_picture_without_matplotlib_fails_before_the_work(tmp_path, monkeypatc
         ("seed", "one"),
         ("seed", 1.5),
         ("jump", 3),
+        ("cache", 3),
+        ("curve", 3),
+        ("target", 3),
         ("grid", 8),
         ("start", "now"),
         ("keep_states", "yes"),
@@ -132,6 +135,26 @@ def test_a_picture_without_matplotlib_fails_before_the_work(tmp_path, monkeypatc
 def test_a_wrong_type_of_an_option_is_a_sentence(lm, option, value):
     with pytest.raises(ValueError, match=option):
         lm.generate("Once", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": 3}, "the model is 3; allowed are a folder"),
+        ({"threads": "2"}, "threads is '2'; allowed are whole numbers >= 0"),
+        ({"threads": -1}, "threads is -1; allowed are whole numbers >= 0"),
+        ({"precision": "fp16"}, "precision is 'fp16'; allowed are auto, float32, bfloat16, int8"),
+        ({"device": 3}, "device is 3"),
+    ],
+)
+def test_a_wrong_type_when_loading_is_a_sentence(options, said):
+    with pytest.raises(ValueError, match=said):
+        fsdfm.load(**options)
+
+
+def test_a_rule_that_is_not_known_has_the_one_that_is_meant_beside_it(lm):
+    with pytest.raises(ValueError, match=r"jump is 'spaces'; did you mean 'spaced'\? allowed are exact"):
+        lm.generate("Once", jump="spaces")
 
 
 @pytest.mark.parametrize("damaged", [5, "abc", [0.5], [(1,)], [None], [("a", "b")], [(0, 1, 2)], {}])

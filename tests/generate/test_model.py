@@ -43,7 +43,7 @@ def test_the_batch_changes_no_token_where_masks_are_revealed(jump):
 
 
 @pytest.mark.parametrize("jump", ["exact", "spaced", "single"])
-def test_the_batch_changes_no_token_of_a_linked_model(jump):
+def test_the_batch_changes_no_token_of_a_crf(jump):
     linked = LanguageModel(random_bundle(transition_rank=4, bos_id=0))
     together = linked.generate(PROMPTS, num=2, steps=4, jump=jump, temperature=0.9)
     alone = [one for prompt in PROMPTS for one in linked.generate(prompt, num=2, steps=4, jump=jump, temperature=0.9)]
@@ -55,7 +55,7 @@ def test_the_batch_changes_no_token_of_a_linked_model(jump):
     assert len(repaired.tokens) == len("some daamged text")
 
 
-def test_links_survive_the_disk(tmp_path):
+def test_transitions_survive_the_disk(tmp_path):
     bundle = random_bundle(transition_rank=4)
     save_model(tmp_path / "linked", bundle)
     again = fsdfm.load(tmp_path / "linked")
@@ -204,6 +204,24 @@ def test_the_model_is_told_the_start_and_h(exponent, start, expected):
     assert result.calls == 4
 
 
+@pytest.mark.parametrize("given", ["a", "abc", "abcdefgh"])
+@pytest.mark.parametrize("steps", [1, 4, 8])
+def test_a_trained_budget_is_no_cause_for_a_warning_however_much_is_given(steps, given):
+    bundle = replace(known_bundle(wants(65)), budgets=(1, 2, 4, 8))
+    free = 12 - len(given)
+    result = LanguageModel(bundle).infill(f"{given}[[{free}]]", steps=steps)
+    assert result.warnings == ()
+    assert [size for _, size in bundle.model.told] == pytest.approx([free / 12 / steps] * steps)
+
+
+@pytest.mark.parametrize("name", ["fewstep", "parent"])
+def test_ordinary_use_of_what_ships_never_warns(name):
+    lm = fsdfm.load(name, threads=1)
+    made = [lm.generate("Once upon a time there was a", length=24), lm.infill("The dog [[6]] because it was [[2]].")]
+    made += [lm.repair("The cat zat on teh mat.", [(8, 11)], steps=8), lm.generate(length=16, suffix="The end.")]
+    assert [each.warnings for each in made] == [()] * 4
+
+
 def test_nothing_given_starts_at_zero_and_damage_where_it_is_known():
     bundle = known_bundle(wants(65))
     assert LanguageModel(bundle).generate(steps=2).start == 0
@@ -288,7 +306,7 @@ def test_grids(lm):
         ({"steps": 10**6}, "steps is 1000000; allowed"),
         ({"start": 1.0}, "start is 1.0"),
         ({"jump": "exakt"}, "allowed are exact, single"),
-        ({"grid": "cosine"}, "grid is 'cosine'; allowed are uniform, kappa, tail, fitted, or times"),
+        ({"grid": "cosine"}, "grid is 'cosine'; allowed are uniform, kappa, tail, geometric, fitted, or times"),
         ({"grid": "0,2"}, "end at exactly 1.0"),
         ({"grid": "0,1", "steps": 3}, "leave steps out"),
         ({"grid": "0.5,1", "start": 0.1}, "leave one of them out"),
@@ -402,3 +420,33 @@ def test_a_notebook_shows_the_timeline_with_the_text_escaped():
     assert html.count("<figure") == html.count("<style>") == 1
     assert "<script" not in html
     assert "&lt;" in html
+
+
+def test_every_damaged_token_is_another(lm):
+    """The replacement is uniform over the other tokens: over thousands none is the one that stood there."""
+    text = "abcdefghij" * 10
+    for seed in range(40):
+        corruption = lm.corrupt(text, 1.0, seed=seed)
+        assert all(a != b for a, b in zip(corruption.tokens, BYTES.encode(text), strict=True))
+
+
+def test_every_block_has_noise_of_its_own(lm):
+    request = lm.encoder.continuation("ab", None, length=8)
+    numbers = {copy.sample_index(block) for copy in request.copies(3) for block in range(4)}
+    assert len(numbers) == 12
+
+
+def test_changes_are_counted_over_all_blocks():
+    lm = LanguageModel(random_bundle(length=12))
+    result = lm.generate("abc", length=40, steps=2, keep_states=True)
+    assert result.blocks > 2
+    assert sum(result.changes) == sum(sum(state.changed) for state in result.states)
+
+
+def test_states_of_a_mask_model_show_their_masks():
+    result = LanguageModel(random_bundle(source="mask", length=12)).generate("ab", steps=2, keep_states=True)
+    first, last = result.states[0], result.states[-1]
+    assert first.text == "ab" + "░" * (len(first.tokens) - 2)
+    assert "░" not in last.text
+    assert last.text == result.text
+    assert [state["text"] for state in result.to_json()["states"]] == [state.text for state in result.states]

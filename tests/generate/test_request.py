@@ -111,3 +111,9 @@ def test_what_cannot_be_asked(ask, message):
 def test_a_next_token_model_always_has_its_first_token():
     with pytest.raises(ValueError, match="leave it out"):
         encoder(bos_id=7, needs_bos=True).continuation("a", None, begin="anywhere")
+
+
+def test_a_space_is_left_to_the_gap_behind_it_only():
+    request = encoder(tokenizer=BPE).gaps("the cat [[3]] sat ")
+    behind = [token for token, fixed in zip(request.tokens, request.frozen, strict=True) if fixed]
+    assert BPE.decode(behind).endswith("sat ")

@@ -3,22 +3,23 @@
 import pytest
 import torch
 
-from fsdfm.checkpoint import Checkpoint
+from fsdfm.checkpoint import Checkpoint, load_model
 from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.generate import LanguageModel
 from fsdfm.model import DiT, ModelConfig
 from tiny_models import BYTES
 
 
-def canvas_model(window=16, **options):
+def canvas_model(window=16, tokenizer=BYTES, bos_id=None, **options):
+    vocab_size = tokenizer.vocab_size
     config = ModelConfig(
-        vocab_size=257, width=16, num_blocks=2, num_heads=2, cond_width=8, canvas=8, window=window, **options
+        vocab_size=vocab_size, width=16, num_blocks=2, num_heads=2, cond_width=8, canvas=8, window=window, **options
     )
     model = DiT(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
-    return LanguageModel(Checkpoint(model, MixturePath(UniformSource(257)), BYTES, 32))
+    return LanguageModel(Checkpoint(model, MixturePath(UniformSource(vocab_size)), tokenizer, 32, bos_id=bos_id))
 
 
 def test_a_canvas_is_read_once_whatever_the_calls():
@@ -52,6 +53,20 @@ def test_blocks_stream_as_they_are_done():
     joined = first + "".join(blocks)
     assert joined.replace("\ufffd", "") == whole.text.replace("\ufffd", "")
     assert stream.result.tokens == whole.tokens
+
+
+def test_the_space_between_two_blocks_is_kept():
+    """A tokenizer that writes words with the space before them, over a network that speaks of the next token."""
+    shipped = load_model("parent")
+    lm = canvas_model(tokenizer=shipped.tokenizer, bos_id=shipped.bos_id, next_token=True)
+    prompt, suffix = "Once upon a time there was a cat, and", "and they lived happily ever after, to the end of it."
+    stream = lm.stream(prompt, length=48, steps=2, suffix=suffix)
+    assert stream.num_blocks == 6
+    blocks = [*stream.blocks()]
+    assert "".join(blocks) == stream.result.text
+    assert stream.result.text.startswith(prompt)
+    assert stream.result.text.endswith(suffix)  # longer than a canvas: nothing is written in the last one
+    assert len(blocks) == 5  # the first canvas is given, too, and comes with the second
 
 
 def test_a_prompt_is_read_and_changes_what_follows():

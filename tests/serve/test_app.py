@@ -1,5 +1,6 @@
 """The endpoints as a client meets them, on loopback."""
 
+import gc
 import json
 import socket
 import struct
@@ -327,6 +328,7 @@ def test_a_client_that_leaves_is_cancelled(live, stream):
     assert live.engine.metrics.cancelled.labels("cancelled")._value.get() == before + 1
 
 
+@pytest.mark.slow
 def test_a_slow_reader_does_not_hold_the_engine(live):
     body = json.dumps({"max_tokens": 31, "steps": 1000, "stream": True, "diffusing": True, "details": True}).encode()
     slow = socket.create_connection(("127.0.0.1", live.port))
@@ -336,6 +338,77 @@ def test_a_slow_reader_does_not_hold_the_engine(live):
     assert live.post("/v1/completions", small()).status == 200
     live.idle(60)  # the slow one's text is finished all the same
     slow.close()
+
+
+def hold(live, body):
+    """A client that asks and does not read."""
+    content = json.dumps(body).encode()
+    client = socket.create_connection(("127.0.0.1", live.port))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    )
+    client.sendall(head.encode() + b"\r\n\r\n" + content)
+    return client
+
+
+def reset(client):
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def alive(kind):
+    return sum(type(each).__name__ == kind for each in gc.get_objects())
+
+
+def until_gone(kind, seconds=10):
+    """How many are left when none is expected."""
+    end = time.monotonic() + seconds
+    while alive(kind) and time.monotonic() < end:
+        time.sleep(0.05)
+    return alive(kind)
+
+
+@pytest.fixture
+def no_collector(live):
+    """Without the garbage collector what is kept by a circle, or by a timer, is seen."""
+    live.idle()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_left_of_a_client_that_left(live, stream):
+    for _ in range(3):
+        client = hold(live, {"max_tokens": 31, "steps": 200, "stream": stream, "diffusing": stream})
+        while not any(live.engine.load):
+            time.sleep(0.005)
+        reset(client)
+        live.idle()
+    assert until_gone("Job") == 0
+    assert until_gone("GenerationRun") == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_left_of_a_request_that_was_answered(live):
+    for more in ({}, {"stream": True}, {"stream": True, "diffusing": True}, {"steps": 0}):
+        live.post("/v1/completions", small(**more))
+    assert until_gone("Job") == 0
+    assert until_gone("GenerationRun") == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_left_of_a_connection_that_was_reset_after_its_answer(live):
+    """A kept-alive connection has a timer; the timer must not keep the connection when that is broken."""
+    assert until_gone("Connection") == 0
+    for _ in range(3):
+        client = hold(live, small(max_tokens=8, steps=1))
+        assert client.recv(2**16)
+        time.sleep(0.1)  # the answer is complete
+        reset(client)
+    assert until_gone("Connection", 3) == 0  # far sooner than the timer
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -460,3 +533,11 @@ def test_metrics_count_tokens_and_faults(monkeypatch):
         monkeypatch.setattr(live.models["tiny"].network, "posteriors", fails)
         assert live.post("/v1/completions", small()).status == 500
         assert counted(live, "fsdfm_errors_total") == 1
+        live.post("/v1/completions", small(stream=True))
+        assert counted(live, "fsdfm_errors_total") == 2
+
+
+def test_a_stop_may_be_the_first_that_is_written(live):
+    written = live.post("/v1/completions", small()).json["choices"][0]["text"]
+    cut = live.post("/v1/completions", small(stop=[written[:2]])).json["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == ("", "stop")

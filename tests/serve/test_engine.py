@@ -226,3 +226,56 @@ def test_a_stopped_engine_leaves_nobody_waiting(bench):
     assert all(isinstance(job.error, CancelledJobError) for job in jobs)
     with pytest.raises(EngineStoppedError):
         engine.submit(jobs)
+
+
+def test_no_more_texts_run_than_allowed(bench):
+    lm, running = MODELS["tiny"], []
+    engine = Engine(threads=1, running=2)
+    request = lm.encoder.continuation(None, None, length=8)
+    jobs = [bench.job(lm, request, steps=3, on_state=lambda *_: running.append(engine.load[0])) for _ in range(4)]
+    engine.submit(jobs)
+    engine.start()
+    bench.wait(4)
+    engine.stop()
+    assert max(running) == 2
+
+
+def test_turns_are_shared_by_tokens(bench):
+    """A text of a quarter of the tokens has four turns for one of the other's."""
+    lm, steps = MODELS["tiny"], []
+    engine = Engine(threads=1, batch=1)
+    long, short = (
+        bench.job(
+            lm, lm.encoder.continuation(None, None, length=length), steps=8, on_state=lambda job, _: steps.append(job)
+        )
+        for length in (32, 8)
+    )
+    engine.submit([long, short])
+    engine.start()
+    bench.wait(2)
+    engine.stop()
+    before = steps[: len(steps) - steps[::-1].index(short)]  # until the short text ends
+    assert bench.order == [short, long]
+    assert sum(job is long for job in before) <= 5
+
+
+def test_texts_given_up_are_counted(bench):
+    lm = MODELS["tiny"]
+    request = lm.encoder.continuation(None, None, length=32)
+    engine = started()
+    late = bench.job(lm, request, steps=1000, deadline=time.monotonic())
+    gone = bench.job(lm, request, steps=1000)
+    gone.cancelled = True
+    engine.submit([late, gone])
+    bench.wait(2)
+    engine.stop()
+    counts = {reason: engine.metrics.cancelled.labels(reason)._value.get() for reason in ("timeout", "cancelled")}
+    assert counts == {"timeout": 1, "cancelled": 1}
+
+
+def test_whoever_is_refused_waits_a_second_at_least(bench):
+    lm = MODELS["tiny"]
+    request = lm.encoder.continuation(None, None, length=8)
+    with pytest.raises(QueueFullError) as full:
+        Engine(running=1, waiting=0).submit([bench.job(lm, request, steps=1) for _ in range(2)])
+    assert full.value.retry_after == 1  # nobody waits: the present text ends soon

@@ -36,3 +36,9 @@ def test_a_schema_allows_what_the_sampler_allows(name, sort, bound):
         CompletionBody.model_validate({name: wrong})
     if name != "steps" or right <= MAX_STEPS:
         assert getattr(CompletionBody.model_validate({name: right}), name) == right
+
+
+def test_no_request_has_more_steps_than_the_server_takes():
+    assert CompletionBody.model_validate({"steps": MAX_STEPS}).steps == MAX_STEPS
+    with pytest.raises(ValidationError, match="steps"):
+        CompletionBody.model_validate({"steps": MAX_STEPS + 1})

@@ -117,6 +117,7 @@ def test_two_models_of_one_name_are_refused(folder, tmp_path):
         load_models([str(folder), str(tmp_path / "other" / "tiny")])
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_sentence(folder):
     import socket
 

@@ -26,7 +26,7 @@ from fsdfm.checkpoint import Checkpoint, check_new, load_model
 from fsdfm.files import replace_file, write_text
 from fsdfm.flow import MixtureSource, PolynomialSchedule
 from fsdfm.model.causal_head import CausalHead
-from fsdfm.model.causal_loop import can_loop
+from fsdfm.model.causal_loop import are_plain
 from fsdfm.model.layers import Block, rotary_phases
 
 __all__ = ["export_onnx"]
@@ -82,7 +82,7 @@ def _known_head(bundle: Checkpoint) -> CausalHead | None:
         raise ValueError(f"the schedule is {bundle.path.schedule}; exported models know PolynomialSchedule alone")
     if head is not None and not isinstance(head, CausalHead):
         raise ValueError(f"the posterior is a {type(head).__name__}; exported models know independent and causal ones")
-    if head is not None and not can_loop(head.blocks, torch.zeros(1)):
+    if head is not None and not are_plain(head.blocks):
         raise ValueError("the causal head has no plain blocks of Llama's style; exported models know these alone")
     return head
 

@@ -277,7 +277,7 @@ def to_denoiser(model: CausalModel, *, cond_width: int = 128, dropout: float = 0
 
 
 def read_vocabulary(path: Path | str, vocab_size: int, *, offset: int = 0) -> Vocabulary:
-    """Read a llama2.c tokenizer.bin: an int32 (the longest piece), then float32 score, int32 length, bytes a token.
+    """Read a llama2.c tokenizer.bin: an int32 (the longest piece), then float32 score, int32 length, bytes per token.
 
     Older files lack the first int32; what parses to exactly `vocab_size` tokens is right. Byte tokens are written as
     the character or as <0xNN>, by age; here they are always <0xNN>.

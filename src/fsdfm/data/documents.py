@@ -161,7 +161,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class JsonLinesFile:
-    """A file with one JSON object a line and the document's text in one of its fields."""
+    """A file with one JSON object per line and the document's text in one of its fields."""
 
     path: Path
     field: str = "text"
@@ -206,7 +206,7 @@ class Parquet:
         return self.path.stat().st_size
 
     def chunks(self) -> Iterator[Chunk]:
-        """One chunk a row, read a few rows at a time."""
+        """One chunk per row, read a few rows at a time."""
         pyarrow = _import("pyarrow.parquet", f"reading {self.path}", "pyarrow")
         try:
             with pyarrow.ParquetFile(self.path) as file:
@@ -247,7 +247,7 @@ class HubDataset:
         return 1.0
 
     def chunks(self) -> Iterator[Chunk]:
-        """One chunk a row, in the dataset's order."""
+        """One chunk per row, in the dataset's order."""
         datasets = _import("datasets", f"the dataset hf:{self.name}", "datasets")
         try:
             rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
@@ -422,9 +422,9 @@ def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
             f"{where} is not UTF-8; convert the file, for example with iconv -f latin1 -t utf-8"
         ) from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({error}); write one JSON object a line") from error
+        raise ValueError(f"{where} is not JSON ({error}); write one JSON object per line") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{where} is a JSON {type(row).__name__}; write one JSON object a line")
+        raise ValueError(f"{where} is a JSON {type(row).__name__}; write one JSON object per line")
     return row
 
 

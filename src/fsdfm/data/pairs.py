@@ -3,7 +3,7 @@
 They are a draw of the coupling pi(x_0, x_1); the path loss on them is discrete reflow. *Timed* pairs (x_t, x_1) begin
 on the way from noise to a real text and remember their time: a function of seed and number, which need not be stored.
 Rows are appended and synced, so
-a run that is interrupted goes on where it was, and what is there can be trained on while more is being made.
+a run that is interrupted resumes where it was, and what is there can be trained on while more is being made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,17 @@
 """Text in, text out: the `lm` object, what it is asked and what it answers.
 
-Reading order: settings (how to sample), request (what is given), blind (what is wrong in a text of unknown damage),
+Reading order: config (how to sample), request (what is given), blind (what is wrong in a text of unknown damage),
 run (the one loop), result, model (`load`, `lm`).
 """
 
-from fsdfm.generate.blind import FALSE_ALARMS, consistent_time, expected_agreement, find_damage, leave_one_out
+from fsdfm.generate.blind import (
+    FALSE_ALARMS,
+    consistent_time,
+    expected_agreement,
+    find_damage,
+    find_recurring,
+    leave_one_out,
+)
 from fsdfm.generate.budget import EntropyCurve, fit_curve
 from fsdfm.generate.config import MAX_STEPS, SamplerConfig, SamplerOptions, check_advice, read_advice
 from fsdfm.generate.model import Corruption, LanguageModel, Stream, load
@@ -28,6 +35,7 @@ __all__ = [
     "consistent_time",
     "expected_agreement",
     "find_damage",
+    "find_recurring",
     "fit_curve",
     "leave_one_out",
     "load",

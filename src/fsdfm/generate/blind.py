@@ -21,6 +21,15 @@ limit is taken SLOPE * m lower:
 
 a = FALSE_ALARMS is a bound for a true q and a measured number for a network (docs/guides/generate.md).
 
+**What a text does twice, it means.** Words that a network never saw spelt so (the beginning of a story in the middle of
+a text, a name) are unlikely wherever they stand, and they come back. Noise does not: let u stand beside x^i. If x^i is
+a uniform draw, it is one of the at most c tokens that stand on that side of u at its c other places with probability
+
+    P(the pair (u, x^i) is in the text a second time) <= c / V.
+
+So a pair that recurs, where c / V <= RECURRING, is the text's own; of the damage that is found at most that share is
+missed for it on each side.
+
 **Where a draft stands in time.** Let X_t be x_1 seen at time t through an independent source, and p = p_{1|t}(. | X_t)
 its posterior. Posteriors average to the probability of what they are about; so what p gives to the very token that is
 shown averages to
@@ -48,11 +57,20 @@ from torch import Tensor
 
 from fsdfm.flow import MixturePath
 
-__all__ = ["FALSE_ALARMS", "HALVINGS", "consistent_time", "expected_agreement", "find_damage", "leave_one_out"]
+__all__ = [
+    "FALSE_ALARMS",
+    "HALVINGS",
+    "consistent_time",
+    "expected_agreement",
+    "find_damage",
+    "find_recurring",
+    "leave_one_out",
+]
 
 FALSE_ALARMS = 0.005  # share of right tokens that are called wrong in text of a kind that the model knows: at most
 JUDGED_AT = 0.85  # the kappa at which a text is judged
 UPPER, SLOPE = 0.7, 4.0
+RECURRING = 0.02  # share of damage that may be taken for the text's own for each neighbour: at most
 HALVINGS = 7  # kappa to 1/128
 
 
@@ -68,6 +86,24 @@ def find_damage(scores: Tensor, free: Tensor, vocab_size: int) -> Tensor:
     upper = torch.where(free, scores, torch.nan).nanquantile(UPPER, dim=-1)
     limit = math.log(FALSE_ALARMS / vocab_size) + SLOPE * upper.clamp(max=0)
     return free & (scores < limit[:, None])
+
+
+def find_recurring(tokens: Tensor, vocab_size: int) -> Tensor:
+    """Which tokens stand beside a neighbour as they do elsewhere in their text, too often for chance: bool [B, L]."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    most = RECURRING * vocab_size
+    for text, own in zip(tokens, found, strict=True):
+        left, right = text[:-1], text[1:]
+        recurs = _counts(left * vocab_size + right) > 1
+        own[1:] |= recurs & (_counts(left) - 1 <= most)
+        own[:-1] |= recurs & (_counts(right) - 1 <= most)
+    return found
+
+
+def _counts(values: Tensor) -> Tensor:
+    """How often each value is among all of them."""
+    ordered = values.sort().values
+    return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
 
 
 def expected_agreement(path: MixturePath, t: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class BudgetTarget:
     @classmethod
     def read(cls, text: str) -> BudgetTarget:
         """Of quality=0.3, calls=8 or ms=500."""
-        kind, _, number = text.partition("=")
+        kind, _, number = str(text).partition("=")
         try:
             value = float(number)
         except ValueError:
@@ -121,17 +121,22 @@ class BudgetTarget:
             raise ValueError(f"target is {text!r:.80}; allowed are quality=0.3 (nats per token), calls=8 and ms=500")
         return cls(kind, value)
 
-    def steps(self, curve: EntropyCurve | None, seconds: float | None = None) -> int:
-        """How many calls: `seconds` is what one takes, where the target is a time."""
+    def steps(self, curve: EntropyCurve | None, seconds: float | None = None, *, in_order: bool = False) -> int:
+        """How many calls: `seconds` is what one takes, where the target is a time.
+
+        in_order   whether each position is drawn knowing those before it, so that a step wastes nothing, e = 0
+        """
         if self.kind == "calls":
             return int(self.value)
         if self.kind == "ms":
             assert seconds is not None
             return max(1, min(MOST_AUTOMATIC, int(self.value / 1000 / seconds)))
+        if curve is None and in_order:
+            return 1
         if curve is None:
             raise ValueError(
                 "an automatic budget needs the model's entropy curve, which this one does not advise; fit it "
-                "(fsdfm.generate.fit_curve) and write it with fsdfm export --sampling curve=..., or say target calls=8"
+                "(fsdfm export MODEL --out FOLDER --fit-curve valid.txt), or say target calls=8"
             )
         return curve.steps_for(self.value)
 
@@ -142,7 +147,7 @@ def fit_curve(lm: LanguageModel, texts: Sequence[str], *, points: int = 17, seed
 
     The mean over texts of the loss at positions that show noise at time t = kappa^-1(k); one call per text and point.
     """
-    path, length, found = lm.checkpoint.path, lm.checkpoint.length, []
+    path, length, found = lm.checkpoint.path, _written_at_once(lm), []
     rows = [lm.encoder.damaged(text).tokens[:length] for text in texts]
     for point in range(points - 1):
         k = point / (points - 1)
@@ -163,9 +168,14 @@ def fit_curve(lm: LanguageModel, texts: Sequence[str], *, points: int = 17, seed
     return EntropyCurve((*found, found[-1] * 0.5 if points == 2 else max(0.0, 2 * found[-1] - found[-2])))
 
 
+def _written_at_once(lm: LanguageModel) -> int:
+    """Tokens of a call: the training length, or a canvas."""
+    return getattr(lm.checkpoint.model.config, "canvas", None) or lm.checkpoint.length
+
+
 def seconds_per_call(lm: LanguageModel, length: int) -> float:
     """What a call for one text of this length takes here: the faster of two, the head on all rows included."""
-    x_t = torch.zeros(1, min(length, lm.checkpoint.length), dtype=torch.int64, device=lm.runtime.device)
+    x_t = torch.zeros(1, min(length, _written_at_once(lm)), dtype=torch.int64, device=lm.runtime.device)
     t = torch.full((1,), 0.5, dtype=torch.float64, device=lm.runtime.device)
     took = []
     for _ in range(2):

@@ -51,6 +51,11 @@ class PromptCache:
         return self.network.joint
 
     @property
+    def vocabulary(self) -> Any:
+        """The module that gives the logits, where that is a product and no more."""
+        return self.network.vocabulary
+
+    @property
     def logits_at(self) -> Any:
         """The head, as ever."""
         return self.network.logits_at

@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
+from fsdfm.files import did_you_mean
 from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule, find_rule
 from fsdfm.generate.budget import BudgetTarget, EntropyCurve
-from fsdfm.peers.sampling import tail_grid
+from fsdfm.peers.sampling import geometric_grid, tail_grid
 
 __all__ = ["GRIDS", "MAX_STEPS", "SamplerConfig", "SamplerOptions", "check_advice", "read_advice"]
 
 MAX_STEPS = 8192  # eight times the finest step size that training knows
 MAX_SEED = 2**64 - 1
 DEFAULT_STEPS = 8
-GRIDS = ("uniform", "kappa", "tail", "fitted")
+GRIDS = ("uniform", "kappa", "tail", "geometric", "fitted")
+
+
+_WITH_LAST_CALL: dict[str, Callable[[int], Grid]] = {"tail": tail_grid, "geometric": geometric_grid}
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -63,7 +66,8 @@ class SamplerConfig:
                   `StepRule`; the model's own advice unless said, exact where it has none
     grid          uniform: equal steps in time; kappa: equal steps in kappa; fitted: the best for the model's entropy
                   curve; tail: equal steps, and a last call where hardly any noise is left, as some peers spend it;
-                  "0,0.5,0.9,1": these times; or a `Grid`
+                  geometric: sigma = -ln kappa falls geometrically from 20, and a last call: SEDD's with the uniform
+                  graph; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is
     cache         off; prompt: the keys and values of what is given are those of the first call of a block, which is
@@ -104,7 +108,9 @@ class SamplerConfig:
             "exact, single, instant, systematic, spaced or sweep: the model's own advice, or exact, unless said."
         ),
     )
-    grid: str | Grid = field(default="uniform", metadata=_says("uniform, kappa, fitted, or times such as 0,0.5,0.9,1."))
+    grid: str | Grid = field(
+        default="uniform", metadata=_says("uniform, kappa, tail, geometric, fitted, or times such as 0,0.5,0.9,1.")
+    )
     start: float | None = field(
         default=None, metadata=_says("The time to start from; it follows from what is given unless said.", ge=0, lt=1)
     )
@@ -126,6 +132,8 @@ class SamplerConfig:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
         if not isinstance(self.keep_states, bool):
             raise ValueError(f"keep_states is {self.keep_states!r:.80}; allowed are True and False")
+        if self.curve is not None and not isinstance(self.curve, EntropyCurve):
+            raise ValueError(f"curve is {self.curve!r:.80}; allowed is an EntropyCurve")
         if not isinstance(self.grid, str | Grid):
             raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
@@ -148,7 +156,7 @@ class SamplerConfig:
         """After how many calls the keys of what is given are renewed: 0 never, None: they are not kept."""
         if self.cache == "off":
             return None
-        name, _, calls = self.cache.partition(":")
+        name, _, calls = str(self.cache).partition(":")
         if name != "prompt" or (calls and not calls.isdecimal()):
             raise ValueError(
                 f"cache is {self.cache!r:.80}; allowed are off, prompt, and prompt:4 to renew every 4 calls"
@@ -183,12 +191,15 @@ class SamplerConfig:
                 f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
             ) from error
 
-    def budgeted(self, seconds: Callable[[], float]) -> SamplerConfig:
-        """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here."""
+    def budgeted(self, seconds: Callable[[], float], *, in_order: bool = False) -> SamplerConfig:
+        """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here.
+
+        in_order   as in `BudgetTarget.steps`
+        """
         if self.steps != "auto":
             return self
         target = BudgetTarget() if self.target is None else BudgetTarget.read(self.target)
-        steps = target.steps(self.curve, seconds() if target.kind == "ms" else None)
+        steps = target.steps(self.curve, seconds() if target.kind == "ms" else None, in_order=in_order)
         grid = "fitted" if self.grid == "uniform" and self.curve is not None else self.grid
         return replace(self, steps=steps, target=None, grid=grid)
 
@@ -217,9 +228,9 @@ class SamplerConfig:
             return self._fitted(starts, schedule)
         if shape is None:
             shape = Grid.uniform(self.num_steps()).times
-            if self.grid == "tail" and self.num_steps() > 1:
-                shape = tail_grid(self.num_steps()).times
-            if self.grid == "kappa":
+            if self.num_steps() > 1 and (make := _WITH_LAST_CALL.get(str(self.grid))) is not None:
+                shape = make(self.num_steps()).times
+            if self.grid in ("kappa", "geometric"):
                 shape = schedule.kappa_inverse(shape)
         times = starts[:, None] + (1 - starts[:, None]) * (shape - shape[0]) / (1 - shape[0])
         times[:, -1] = 1.0
@@ -229,8 +240,8 @@ class SamplerConfig:
         """For every row the best times from its start on."""
         if self.curve is None:
             raise ValueError(
-                "grid is fitted, but this model advises no entropy curve; fit one (fsdfm.generate.fit_curve), or take "
-                "another grid"
+                "grid is fitted, but this model advises no entropy curve; fit one (fsdfm export --fit-curve valid.txt) "
+                "or take another grid"
             )
         rows, kept = [], dict[float, Tensor]()
         for start in starts.tolist():
@@ -280,9 +291,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(SamplerConfig)]
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
-            raise ValueError(f"there is no option {name!r:.80}; {meant}")
+            raise ValueError(f"there is no option {name!r:.80}; {did_you_mean(name, known)}")
 
 
 # --- a model's advice -------------------------------------------------------------------------------------------------

@@ -51,6 +51,11 @@ class BatchInvariant:
         """The model's joint head, if it has one."""
         return getattr(self.model, "joint", None)
 
+    @property
+    def vocabulary(self) -> Any:
+        """The module that gives the logits, where that is a product and no more."""
+        return getattr(self.model, "vocabulary", None)
+
     @torch.no_grad()
     def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:
         """p_{1|t}(. | x_t) at the rows that somebody will ask about; None: any."""
@@ -133,7 +138,7 @@ class BatchInvariant:
         return found
 
     def after(self, contexts: Sequence[Context | None]) -> AfterContext:
-        """This network about texts that go on after what was read, a context per sample."""
+        """This network about texts that continue what was read, a context per sample."""
         return AfterContext(self, contexts)
 
     @torch.no_grad()
@@ -160,6 +165,11 @@ class _Computed:
     def joint(self) -> Any:
         """The model's joint head, if it has one."""
         return self.network.joint
+
+    @property
+    def vocabulary(self) -> Any:
+        """The module that gives the logits, where that is a product and no more."""
+        return self.network.vocabulary
 
     @property
     def model(self) -> SplitNetwork:
@@ -195,6 +205,11 @@ class AfterContext:
     def joint(self) -> Any:
         """The model's joint head, if it has one."""
         return self.network.joint
+
+    @property
+    def vocabulary(self) -> Any:
+        """The module that gives the logits, where that is a product and no more."""
+        return self.network.vocabulary
 
     @torch.no_grad()
     def posterior(self, x_t: Tensor, t: Tensor, h: Tensor, *, rows: Tensor | None = None) -> Posterior:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, cast, get_args, overload
 
 import torch
 
@@ -16,7 +17,7 @@ from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.generate.run import GenerationRun
-from fsdfm.model import multiplies_bfloat16
+from fsdfm.model import CausalHead, multiplies_bfloat16
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig, free_threads
 
@@ -43,6 +44,10 @@ def load(
                 auto: bfloat16 where the device has it, else float32; int8: 8-bit weights, faster on a CPU
     threads     CPU threads; 0: as many as torch has and the machine has free (`fsdfm.runtime.threads`)
     """
+    if path is not None and not isinstance(path, str | Path):
+        raise ValueError(f"the model is {path!r:.80}; allowed are a folder and the name of an embedded model")
+    if precision not in (*get_args(Precision), "int8"):
+        raise ValueError(f"precision is {precision!r:.80}; allowed are {', '.join(get_args(Precision))}, int8")
     if precision == "int8" and device not in ("auto", "cpu"):
         raise ValueError(f"precision is int8 and device {device!r}; allowed is cpu: on a GPU use bfloat16")
     if not threads and device in ("auto", "cpu"):
@@ -83,33 +88,36 @@ class Stream(Iterator[State]):
 
     def blocks(self) -> Iterator[str]:
         """The text block by block, each as soon as it is done; joined they are the text."""
-        pending: list[int] = []
-        done = 0
-        for moment in self._moments:
-            if not moment.done:
-                continue
-            stop = self._walk.blocks[moment.block].stop
-            pending += self._walk.tokens(0, done, stop)
-            done = stop
-            text = self._walk.checkpoint.tokenizer.decode(pending)
-            if not text.endswith("\ufffd") or stop == self._walk.blocks[-1].stop:  # else a character goes on behind it
-                pending = []
+        decode, last = self._run.checkpoint.tokenizer.decode, self._run.blocks[-1].stop
+        before, pending, written = list[int](), list[int](), 0
+        stops = (self._run.blocks[state.block].stop for state in self._states if state.done)
+        for stop in chain(stops, [last]):  # what is given at the end takes no steps
+            pending += self._run.tokens(0, written, stop)
+            written = stop
+            text = decode(before + pending)[len(decode(before)) :]  # a first token may lose the space before its word
+            if text and (not text.endswith("\ufffd") or stop == last):  # else a character is cut
+                before, pending = pending, []
                 yield text
 
-    def __init__(self, walk: GenerationRun):
-        self._walk = walk
-        self.steps = walk.steps
-        self._moments = walk.run()
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, or canvases, of the text, if it does not end before."""
+        return len(self._run.blocks)
+
+    def __init__(self, run: GenerationRun):
+        self._run = run
+        self.steps = run.steps
+        self._states = run.run()
 
     def __next__(self) -> State:
-        return self._walk.state(next(self._moments), 0)
+        return self._run.state(next(self._states), 0)
 
     @property
     def result(self) -> Generation:
         """The finished text."""
-        for _ in self._moments:
+        for _ in self._states:
             pass
-        return self._walk.results()[0]
+        return self._run.results()[0]
 
 
 class LanguageModel:
@@ -267,7 +275,9 @@ class LanguageModel:
         check_options(options)
         advice = self.checkpoint.facts.get("sampling")
         config = SamplerConfig(**options).advised(advice)
-        return config.budgeted(lambda: seconds_per_call(self, self.checkpoint.length)).advised(advice)
+        in_order = isinstance(self.network.joint, CausalHead)
+        config = config.budgeted(lambda: seconds_per_call(self, self.checkpoint.length), in_order=in_order)
+        return config.advised(advice)
 
     def stream(
         self,
@@ -297,27 +307,25 @@ class LanguageModel:
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[SamplerOptions],
     ) -> list[Generation]:
-        """Answer any requests, ragged ones too, in their order; those of equal length walk together.
+        """Answer any requests, ragged ones too, in their order; those of equal length go together.
 
         progress   is told of the steps of the texts on their way: after each, which block it was of how many
         """
         config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
         for group in _groups(requests):
-            walk = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
-            for moment in walk.run():
+            texts = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
+            for state in texts.run():
                 if progress is not None:
-                    progress(moment.block + 1, len(walk.blocks))
-            answers |= dict(zip(group, walk.results(), strict=True))
+                    progress(state.block + 1, len(texts.blocks))
+            answers |= dict(zip(group, texts.results(), strict=True))
         return [answers[index] for index in range(len(requests))]
 
     def corrupt(self, text: str, share: float, *, seed: int = 0) -> Corruption:
         """Replace a share of a text's tokens by uniform ones, at least one of them."""
         if not 0 < share <= 1:
             raise ValueError(f"share is {share}; allowed are 0 < share <= 1")
-        original = self.encoder.damaged(text, begin="document").tokens[
-            1:
-        ]  # without the first, which begins the document
+        original = self.encoder.damaged(text).tokens[1:]  # without the first, which begins the document
         noise = Noise(seed, [0])
         order = noise.uniform(Purpose.DATA, len(original)).argsort()[0]
         damaged = torch.zeros(len(original), dtype=torch.bool)

@@ -18,7 +18,7 @@ __all__ = ["Begin", "Damage", "PromptEncoder", "Request", "longest_text"]
 
 Begin = Literal["document", "anywhere"]
 Damage = Sequence[bool] | Sequence[int] | Sequence[tuple[int, int]]
-"""Damaged places: a bool a token, or token positions, or spans (begin, end) of characters."""
+"""Damaged places: a bool per token, or token positions, or spans (begin, end) of characters."""
 
 MAX_COPIES = 1 << 20
 MAX_BLOCKS = 1 << 8
@@ -191,7 +191,7 @@ class PromptEncoder:
         places = list(damaged)
         if places and all(isinstance(place, bool) for place in places):
             if len(places) != len(tokens):
-                raise ValueError(f"damaged has {len(places)} marks for {len(tokens)} tokens; give one a token")
+                raise ValueError(f"damaged has {len(places)} marks for {len(tokens)} tokens; give one per token")
             marked = [bool(place) for place in places]
         elif all(isinstance(place, int) for place in places):
             marked = self._mark_positions(len(tokens), [int(place) for place in places])  # type: ignore[call-overload]

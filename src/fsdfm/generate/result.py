@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, ClassVar
 
 from fsdfm.data import Tokenizer
@@ -14,6 +14,7 @@ __all__ = ["Generation", "State", "pieces_of"]
 
 
 _REPLACED = "\ufffd"  # stands for bytes that are no character
+_MASK = "░"  # a token behind the tokenizer's own
 _WINDOW, _CONTEXT = 64, 8  # tokens that are decoded together, and those before them that say how they begin
 
 
@@ -65,13 +66,17 @@ class State:
 
     @cached_property
     def text(self) -> str:
-        """The text as it stands."""
-        return self.tokenizer.decode(self.tokens)
+        """The text as it stands; a mask shows as ░."""
+        return "".join(self.pieces)
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
         """The text of every token; joined they are `text`."""
-        return pieces_of(self.tokenizer, self.tokens)
+        found: list[str] = []
+        for known, run in groupby(self.tokens, key=lambda token: token < self.tokenizer.vocab_size):
+            own = tuple(run)
+            found += pieces_of(self.tokenizer, own) if known else [_MASK] * len(own)
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -87,7 +92,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A text, and how it came about; everything that is one a token belongs to `tokens`.
+    """A text, and how it came about; everything that is one per token belongs to `tokens`.
 
     text, tokens, pieces   the text, its tokens, the text of every token; special tokens are no part of them
     given          stood fast: prompt, suffix, what surrounds a gap, intact words of a repair
@@ -96,8 +101,8 @@ class Generation:
     last_changed   the step, 1 .. steps, that changed it last; 0: none did
     changes        tokens changed in step 1, 2, ..., all blocks together
     start          t_0 of the first block; h = (1 - t_0) / steps; 1 where a blind repair found nothing to mend
-    calls          network calls: steps x blocks; a blind repair has one more per block, which judges it, and no other
-                   where nothing is found
+    calls          network calls: steps x blocks, twice that with guidance; a blind repair has one more per block, which
+                   judges it, and no other where nothing is found
     seconds        from the request to its text, the batch it was in included
     seed, copy     what made its noise
     finished       the model ended the text itself

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fsdfm.checkpoint import Checkpoint
 from fsdfm.flow import Denoiser, Grid, MixturePath, Posterior, Question, Sampler
-from fsdfm.flow.posterior import LogitsHook, Rows
-from fsdfm.generate.blind import JUDGED_AT, consistent_time, find_damage, leave_one_out
+from fsdfm.flow.posterior import BannedTokens, LogitsHook, Rows
+from fsdfm.generate.blind import JUDGED_AT, consistent_time, find_damage, find_recurring, leave_one_out
 from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
@@ -29,6 +29,7 @@ from fsdfm.generate.request import MAX_BLOCKS, Request, longest_text
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.model.context import Context
 from fsdfm.noise import Noise
+from fsdfm.peers.llada import Guided
 
 __all__ = ["GenerationRun", "StepState", "cut_blocks"]
 
@@ -97,6 +98,8 @@ class GenerationRun:
         self.draft = torch.tensor([request.draft for request in requests])
         self.blind = torch.tensor([request.blind for request in requests])
         self.suspected = torch.zeros_like(self.frozen)
+        self.recurring = torch.zeros_like(self.frozen)
+        self.recurring[self.blind] = find_recurring(self.x[self.blind], checkpoint.path.source.vocab_size)
         self.ends = torch.tensor([request.ends for request in requests])
         self.decided = torch.zeros_like(self.frozen)
         self.last_changed = torch.zeros_like(self.x)
@@ -137,17 +140,17 @@ class GenerationRun:
                 self.seconds[rows] = time.perf_counter() - began
             self.decided[:, columns] = True
 
-    def state(self, moment: StepState, row: int) -> State:
-        """The text of a row at a moment."""
-        place = int((moment.rows == row).nonzero()[0, 0])
-        part = slice(self.requests[row].num_bos, self.blocks[moment.block].stop)
+    def state(self, at: StepState, row: int) -> State:
+        """The text of a row after a step."""
+        place = int((at.rows == row).nonzero()[0, 0])
+        part = slice(self.requests[row].num_bos, self.blocks[at.block].stop)
         return State(
-            step=moment.step,
+            step=at.step,
             steps=self.steps,
-            block=moment.block,
-            t=float(moment.t[place]),
+            block=at.block,
+            t=float(at.t[place]),
             tokens=tuple(self.x[row, part].tolist()),
-            changed=tuple(moment.changed[place, part].tolist()),
+            changed=tuple(at.changed[place, part].tolist()),
             given=tuple(self.frozen[row, part].tolist()),
             tokenizer=self.checkpoint.tokenizer,
         )
@@ -194,7 +197,7 @@ class GenerationRun:
         return blocks
 
     def _read(self, positions: range) -> None:
-        """Let every text that goes on read its last canvas."""
+        """Let every unfinished text read its last canvas."""
         for row in range(len(self.requests)):
             if self._end(row) is None:
                 tokens = self.x[row : row + 1, positions.start : positions.stop].to(self.network.runtime.device)
@@ -240,11 +243,12 @@ class GenerationRun:
             filter=config.filter(),
             hook=self._hook(rows, columns, extra),
         )
-        denoiser = denoiser or self._cached(frozen)
+        guided = self._guided(frozen)
+        denoiser, cost = guided or denoiser or self._cached(frozen), 1 if guided is None else 2
         while not sampler.done:
             question = replace(sampler.question(), denoiser=denoiser)
-            self.asked[rows] += _asked(question)
-            self.calls[rows] += 1
+            self.asked[rows] += cost * _asked(question)
+            self.calls[rows] += cost
             step = sampler.answer(_answered((yield question)))
             self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
             changed = nothing.clone()
@@ -266,6 +270,16 @@ class GenerationRun:
             return None
         return PromptCache(self.network, frozen, refresh=refresh)
 
+    def _guided(self, frozen: Tensor) -> Denoiser | None:
+        """Who is asked where the rule wants guidance away from the text without its prompt; None: the network."""
+        guidance, mask_token = getattr(self.config.rule(), "guidance", 0.0), self.checkpoint.path.source.mask_token
+        if not guidance or not bool(frozen.any()) or mask_token is None:
+            return None
+        if self.canvas is not None or self.config.refresh() is not None:
+            raise ValueError("guidance asks the network about whole texts twice; leave --cache out, or guidance")
+        known = frozen.to(self.network.runtime.device)
+        return Guided(self.network, known, guidance=guidance, mask_token=mask_token)
+
     # --- blind repair -------------------------------------------------------------------------------------------------
 
     def _freeze_likely(
@@ -280,6 +294,7 @@ class GenerationRun:
         log_odds = _shown_log_odds(posterior, shown, mask_token=path.source.mask_token)
         scores = leave_one_out(path, log_odds, x_t[blind], kappa=JUDGED_AT)
         damaged = find_damage(scores, ~frozen[blind], path.source.vocab_size)
+        damaged &= ~_prepend(self.recurring[rows[blind]][:, columns], extra, True)
         self.suspected[rows[blind][:, None], columns] |= damaged[:, extra:]
         frozen = frozen.clone()
         frozen[blind] |= ~damaged
@@ -375,18 +390,18 @@ class GenerationRun:
         bos = eos if self.checkpoint.bos_id is None else self.checkpoint.bos_id  # one token may be both
         if bos == eos and not bool(closed.any()):
             return None
-
-        def hook(logits: Tensor, where: Rows) -> Tensor:
-            if bos != eos:
-                logits[:, bos] = -math.inf
-            logits[closed.to(logits.device)[where.sample], eos] = -math.inf
-            return logits
-
-        return hook
+        return BannedTokens({eos: closed} | ({} if bos == eos else {bos: torch.ones_like(closed)}))
 
     def _warn_of_step_sizes(self, grid: Grid) -> None:
-        budgets = self.checkpoint.budgets
+        """Say where somebody chose steps that the model was not trained for.
+
+        A trained budget is known however much is given: its steps are then shorter, and the model is told their true
+        size: a trained one near it in its place made worse text in one call and no other in eight (lab notes).
+        """
+        budgets, config = self.checkpoint.budgets, self.config
         if budgets is None:
+            return
+        if self.steps in budgets and config.grid == "uniform" and config.fixed_start() is None:
             return
         sizes = torch.log2(grid.h.flatten())
         distance = (sizes[:, None] + torch.log2(torch.tensor(budgets, dtype=torch.float64))).abs().amin(-1)

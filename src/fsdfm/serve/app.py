@@ -85,9 +85,14 @@ class Service:
             return EventStream(
                 self._events(work, jobs, mailbox, facts=facts),
                 seconds=self.config.body_seconds,
-                on_leave=lambda: self.engine.cancel(jobs),
+                on_leave=lambda: self._leave(jobs, mailbox),
             )
         return await self._whole(work, jobs, mailbox, request=request)
+
+    def _leave(self, jobs: list[Job], mailbox: Mailbox) -> None:
+        """The request is over, answered or not: nothing of it stays."""
+        self.engine.cancel(jobs)
+        mailbox.close()
 
     def _submit(self, work: Work, mailbox: Mailbox) -> list[Job]:
         deadline = time.monotonic() + self.config.request_seconds
@@ -129,7 +134,7 @@ class Service:
             for task in (gone, ready):
                 task.cancel()
             await asyncio.gather(gone, ready, return_exceptions=True)
-            self.engine.cancel(jobs)
+            self._leave(jobs, mailbox)
         usage = work.usage_of(results)
         self.engine.metrics.tokens.labels("completion").inc(usage["completion_tokens"])
         request.scope["fsdfm"]["completion_tokens"] = usage["completion_tokens"]

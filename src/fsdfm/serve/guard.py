@@ -32,7 +32,7 @@ _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-r
 
 
 def log_line(event: str, **facts: Any) -> None:
-    """One JSON object a line, in ASCII: nothing in it can act on a terminal."""
+    """One JSON object per line, in ASCII: nothing in it can act on a terminal."""
     log.info(json.dumps({"time": round(time.time(), 3), "event": event, **facts}, default=str))
 
 

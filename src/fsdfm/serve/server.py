@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fsdfm.checkpoint.embedded import embedded_models, find_model, name_of
 from fsdfm.generate import LanguageModel, load
@@ -76,6 +77,7 @@ def run_server(models: dict[str, LanguageModel], config: ServeConfig, *, extra: 
         log_line("warning", message="other machines reach this server and no API key is asked for")
     settings = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -88,6 +90,20 @@ def run_server(models: dict[str, LanguageModel], config: ServeConfig, *, extra: 
     log_line("serving", address=address, models=list(models), threads=torch.get_num_threads())
     server.run(sockets=[listening])
     log_line("stopped")
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A connection that is forgotten when it breaks.
+
+    uvicorn's own keeps the timer of an answered connection that its client resets, and with the timer the connection,
+    its request and its buffers, for `timeout_keep_alive` seconds: memory that grows with the resets per second.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone, by a farewell or by a reset."""
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -23,12 +23,22 @@ Letter = tuple[Job, State | None]
 
 
 class Mailbox:
-    """What the engine tells a request. The engine never waits: of states that nobody fetches, old ones are dropped."""
+    """What the engine tells a request. The engine never waits: of states that nobody fetches, old ones are dropped.
+
+    A job knows its mailbox and a letter its job: `close` opens this circle, so that a text nobody fetches is gone with
+    its request and does not wait for the garbage collector, which counts objects and not the tensors they hold.
+    """
 
     def __init__(self, most: int = _MOST_STATES) -> None:
         self._loop, self._most = asyncio.get_running_loop(), most
         self._letters: deque[Letter] = deque()
         self._filled = asyncio.Event()
+        self._open = True
+
+    def close(self) -> None:
+        """Nobody fetches any more: forget what is here, take nothing new; called in the loop's thread."""
+        self._open = False
+        self._letters.clear()
 
     def state(self, job: Job, state: State) -> None:
         """A step was taken; called in the engine's thread."""
@@ -50,6 +60,8 @@ class Mailbox:
             self._loop.call_soon_threadsafe(self._put, letter)
 
     def _put(self, letter: Letter) -> None:
+        if not self._open:
+            return
         if sum(state is not None for _, state in self._letters) >= self._most and letter[1] is not None:
             oldest = next(place for place, (_, state) in enumerate(self._letters) if state is not None)
             del self._letters[oldest]
