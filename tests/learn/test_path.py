@@ -192,3 +192,21 @@ def test_the_mean_is_over_all_scored_positions_not_the_movable_ones():
 def test_keys_out_of_range_are_errors(wrong):
     with pytest.raises(ValueError, match="allowed are"):
         path_module.PathConfig(**wrong)
+
+
+def test_a_scaled_loss_has_scaled_gradients():
+    """As accumulation divides it: of the trunk and of the head, which the chunks differentiate by hand."""
+    path, model = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB)
+    batch, noise = batch_of(path)
+    _, plain = gradients(PathObjective(path), model, batch, noise)
+    model.zero_grad()
+    (PathObjective(path)(model, batch, noise).loss / 4).backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(4 * parameter.grad, plain[name], rtol=1e-4, atol=1e-7), name
+
+
+def test_fine_times_reach_the_last_step():
+    h = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64)
+    almost_one = torch.full((3,), 1 - 2.0**-40, dtype=torch.float64)
+    assert torch.equal(FineTimes(2.0**-4)(h, almost_one), 1 - h)
+    assert torch.equal(FineTimes(2.0**-4)(h, 1 - almost_one), torch.zeros(3, dtype=torch.float64))

@@ -48,7 +48,7 @@ def test_tied_draws_are_not_for_joint_posteriors():
     model.joint = TransitionTables(ModelConfig(vocab_size=9), CRFConfig(rank=1))
     model.joint.initialise(0)
     with pytest.raises(ValueError, match="use free draws, or a parent with independent positions"):
-        Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4), draws=DRAWS["tied"])
+        Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4), draws=DRAWS["quantile"])
     x_0, x_1 = Reflow(model, MixturePath(UniformSource(9)), 6, Grid.uniform(4)).pairs(range(3))
     assert x_0.shape == x_1.shape == (3, 6)
 
@@ -56,13 +56,13 @@ def test_tied_draws_are_not_for_joint_posteriors():
 def test_tied_draws_keep_their_promises():
     free, whole, parts = Memory(), Memory(), Memory()
     fill(free, 10)
-    fill(whole, 10, batch_size=10, draws=DRAWS["tied"])
-    fill(parts, 10, batch_size=3, draws=DRAWS["tied"])
+    fill(whole, 10, batch_size=10, draws=DRAWS["quantile"])
+    fill(parts, 10, batch_size=3, draws=DRAWS["quantile"])
     assert torch.equal(whole.x_1, parts.x_1)
     assert torch.equal(whole.x_0, free.x_0)
     assert not torch.equal(whole.x_1, free.x_1)
     cold = Memory()
-    fill(cold, 10, draws=DRAWS["tied"], filter=Filter(temperature=0.3))
+    fill(cold, 10, draws=DRAWS["quantile"], filter=Filter(temperature=0.3))
     assert not torch.equal(cold.x_1, whole.x_1)
 
 
@@ -73,7 +73,7 @@ def test_tied_samples_share_their_coins_so_that_equal_noise_becomes_equal_text()
         x_0, x_1 = Reflow(MixerNet(9), path, 1, Grid.uniform(4), draws=draws).pairs(range(90))
         return len(set(x_0[:, 0].tolist())), len(set(zip(x_0[:, 0].tolist(), x_1[:, 0].tolist(), strict=True)))
 
-    tokens, pairs = outcomes(DRAWS["tied"])
+    tokens, pairs = outcomes(DRAWS["quantile"])
     assert pairs == tokens == 9
     assert outcomes(None)[1] > 18
 

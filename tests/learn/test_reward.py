@@ -130,6 +130,7 @@ def test_it_learns_the_tilted_law(method, bound):
     assert outcome.logs["kl"] > 0.1
 
 
+@pytest.mark.slow
 def test_two_independent_steps_gain_what_they_can():
     """With jumps and independent outputs the tilt is out of reach; E r - beta KL still grows to most of beta log Z."""
     parent, model, beta = TableNet(V, L, slots=2), TableNet(V, L, slots=2), 0.5
@@ -251,3 +252,11 @@ def test_a_text_ends_where_it_ends():
     from fsdfm.learn.reward import _text
 
     assert _text(tokenizer, [*tokenizer.encode("ab"), tokenizer.eos_id, *tokenizer.encode("c")]) == "ab"
+
+
+def test_a_draw_is_compared_with_the_mean_of_the_others():
+    """Leave one out: w_i = -(v_i - mean of the other v) / n, by hand for groups of two."""
+    reward, log_ratio = torch.tensor([1.0, 0.0, 3.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 0.0])
+    weights, value = reinforce_weights(reward, log_ratio, beta=0.5, group=2)  # values 1, -0.5, 3, 1
+    assert weights.tolist() == pytest.approx([-1.5 / 4, 1.5 / 4, -2 / 4, 2 / 4])
+    assert float(value) == pytest.approx(-4.5 / 4)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from worlds import coupled_data
 
 from fsdfm.data import TrainingBatch
-from fsdfm.flow import MaskSource, MixturePath, UniformSource, dyadic_step_sizes
+from fsdfm.flow import MaskSource, MixturePath, PolynomialSchedule, UniformSource, dyadic_step_sizes
 from fsdfm.flow.exact import total_variation
 from fsdfm.learn import AutoregressiveTeacher, SweepConfig, SweepObjective
 from fsdfm.learn.optim import OptimConfig, Optimiser
@@ -155,6 +155,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     assert torch.equal(together.h[1::2], alone.h)
 
 
+@pytest.mark.slow
 def test_it_is_smallest_at_the_posterior():
     """In a world where all is known, the head's law at m = 0 and behind a beginning comes near the truth."""
     data, size = coupled_data(V, 3), 64
@@ -203,3 +204,15 @@ def test_what_cannot_be():
     plain = DiT(ModelConfig(vocab_size=V, conditioning="step", **SHAPE))
     with pytest.raises(ValueError, match="causal head"):
         objective()(plain, rows(texts(coupled_data(V, 3), 8)), Noise(0, range(8)), training_step=0, ema=None)
+
+
+def test_a_prefix_has_the_time_at_which_so_much_is_known():
+    """kappa_t is the share that is settled, whatever the schedule."""
+    path, size = MixturePath(UniformSource(V), PolynomialSchedule(2)), 32
+    batch = rows(texts(coupled_data(V, 3), size))
+    found = objective(path, prefix_share=1.0, start_share=0.0)(
+        network(), batch, Noise(0, range(size)), training_step=0, ema=None
+    )
+    settled = path.schedule.kappa(found.t) * L
+    assert torch.allclose(settled, settled.round())
+    assert set(settled.round().int().tolist()) == {1, 2, 3}

@@ -196,3 +196,22 @@ def test_the_papers_tableaus_as_data():
     assert stages == [(0.0, None, 0, 0.0), (0.5, 0, 0, 0.5), (0.5, 1, 1, 0.5), (1.0, 2, 2, 0.5)]
     assert TABLEAUS["rk4"].weights == (1 / 6, 2 / 6, 2 / 6, 1 / 6)
     assert [(s.node, s.hop) for s in TABLEAUS["rk2"].stages] == [(0.0, 0.0), (0.5, 0.5)]
+
+
+@pytest.mark.parametrize("name", ["rk2", "classical-rk4", "heun", "midpoint", "chained"])
+def test_a_hop_ends_where_its_stage_asks(name):
+    """As in any explicit Runge-Kutta method; the paper's rk4 alone hops from stage to stage."""
+    stages = TABLEAUS[name].stages
+    for stage in stages[1:]:
+        assert stage.start is not None
+        assert stage.hop == stage.node - stages[stage.start].node
+
+
+def test_a_target_is_at_the_teachers_temperature():
+    """log softmax(logits / T), whatever else the teacher does."""
+    path, model, noise = MixturePath(UniformSource(VOCAB)), MixerNet(VOCAB), Noise(0, range(3))
+    x_t, t, h = path.source.sample(noise, LENGTH), torch.full((3,), 0.25), torch.full((3,), 0.5)
+    itself = Tableau((Stage(0.0),), (1.0,))
+    target = ShortcutTeacher(itself, temperature=2.0).target(model, path, x_t, t=t, h=h, noise=noise)
+    expected = torch.log_softmax(model(x_t, t, h / 2).flatten(0, 1) / 2, -1)
+    assert torch.allclose(target.log_probs(slice(None), forbidden=None), expected, atol=1e-6)

@@ -343,3 +343,17 @@ def test_the_average_takes_in_the_weights_after_the_step():
         after = trainer.model.state_dict()[name]
         assert not torch.equal(before[name], after), name
         assert torch.allclose(average, 0.1 * before[name] + 0.9 * after, atol=1e-6), name
+
+
+def test_tokens_are_counted_over_all_portions():
+    whole, portions = make(steps=3), make(steps=3, accumulate=4)
+    assert whole.fit()
+    assert portions.fit()
+    assert portions.tokens == whole.tokens > 0
+
+
+def test_the_last_loss_is_that_of_all_portions():
+    whole, portions = make(steps=1), make(steps=1, accumulate=4)
+    assert whole.fit()
+    assert portions.fit()
+    assert portions.last_loss == pytest.approx(whole.last_loss, rel=1e-5)

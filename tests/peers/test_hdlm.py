@@ -1,14 +1,18 @@
 """HDLM, both hybrids, against what the originals computed."""
 
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from peer_vectors import needs_golden, peer, same, vectors
+from peer_vectors import SEDD, needs_golden, peer, same, vectors
 from peer_worlds import MASKED_STATES, PADDED, Hybrid, V, hybrid_likelihood, masked_error, posterior
 
+from fsdfm.model import DiT
 from fsdfm.noise import Noise, Purpose
 from fsdfm.peers import hdlm, mdlm, sedd
+from fsdfm.peers.layouts import open_layout
 from fsdfm.peers.network import blended_embedding, run
 from fsdfm.peers.sampling import end_law
 from fsdfm.peers.transition import clipped, joint_matrix
@@ -83,6 +87,25 @@ def test_gamma_logits_and_scores():
     same(hybrid.log_score(head, data["sigma"]), data["log_score"], 2e-5)
     ragged = gamma_head(data["x_t"], data["sigma_ragged"])
     same(hybrid.log_score(ragged, data["sigma_ragged"]), data["log_score_ragged"], 2e-5)
+
+
+@needs_golden
+def test_an_imported_gamma_network_says_what_the_original_says(tmp_path):
+    """Their layout in a network of ours that blends the mask in itself, asked by our time."""
+    data = vectors("hdlm_gamma_forward")
+    place = tmp_path / "m"
+    place.mkdir()
+    shutil.copy(SEDD / "hdlm_gamma_weights.safetensors", place / "model.safetensors")
+    shutil.copy(SEDD / "hdlm_gamma_config.json", place / "config.json")
+    with open_layout(place) as found:
+        assert (found.system, found.about.gamma, found.about.length) == ("hdlm-gamma", 0.1, 16)
+        model = DiT(replace(found.config, clock="hybrid", blend=found.about.gamma)).eval()
+        model.load_state_dict(dict(found))
+    sigma = data["sigma"][:, 0].double()
+    t = (torch.exp(-sigma) - 5e-3) / (1 - 5e-3)
+    with torch.no_grad():
+        head = model(data["x_t"], t)
+    same(head, data["head"], 2e-5)
 
 
 @needs_golden

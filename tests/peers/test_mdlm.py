@@ -5,12 +5,12 @@ import torch
 from peer_vectors import needs_golden, network, peer, same, vectors
 from peer_worlds import ALL_MASKS, MASKED, MASKED_STATES, L, V, masked_error, masked_logits
 
-from fsdfm.flow import ExactJump, Grid, generalised_kl, sample
+from fsdfm.flow import ExactJump, Grid, SamplerState, generalised_kl, sample
 from fsdfm.flow.exact import transition_matrix
 from fsdfm.noise import Noise
 from fsdfm.peers import mdlm
 from fsdfm.peers.noising import LogLinear
-from fsdfm.peers.sampling import Cached, LawRule, end_law, released_times
+from fsdfm.peers.sampling import PEER_RULES, Cached, LawRule, end_law, released_times
 from fsdfm.peers.transition import joint_matrix
 
 RAW, EMA = ("mdlm_lightning_w64.ckpt", "mdlm", "raw"), ("mdlm_lightning_w64.ckpt", "mdlm", "ema")
@@ -164,6 +164,28 @@ def test_calls_are_counted_as_made(steps):
     # One text: the first call and one after every step but the last that changed it.
     expected = mdlm.expected_cached_calls(steps, L)
     assert sum(calls) / 60 == pytest.approx(expected, abs=0.35)
+
+
+class _Asking(mdlm.Ancestral):
+    """The same law, asked for at shown positions, too."""
+
+    keeps_shown = False
+
+
+def test_nobody_is_asked_about_tokens_that_stay():
+    def texts(step):
+        def say(x_t, t, h):
+            return MASKED(x_t, torch.full_like(t, 0.5))
+
+        x_0, rule = torch.full((40, L), V), LawRule(step)
+        return sample(say, MASKED.path, x_0, grid=Grid.uniform(6), noise=Noise(3, range(40)), rule=rule)
+
+    assert torch.equal(texts(mdlm.Ancestral()), texts(_Asking()))
+    x_t = torch.tensor([[V, 0, V], [1, 2, 0]])
+    state = SamplerState(x_t, torch.full((2,), 0.5), torch.full((2,), 0.75), MASKED.path, Noise(0, range(2)))
+    assert LawRule(mdlm.Ancestral()).plan(state).rows.tolist() == [0, 2]
+    assert len(LawRule(_Asking()).plan(state).rows) == 6
+    assert {name for name, rule in PEER_RULES.items() if rule.keeps_shown} == {"mdlm", "sedd"}
 
 
 def test_times_are_stratified():

@@ -1,7 +1,12 @@
 import pytest
 import torch
 from peer_files import small_network
+from safetensors.torch import load_file, save_file
 
+from canvases import GOLDEN, golden
+from fsdfm.model.layers import rotary_phases
+from fsdfm.peers import network
+from fsdfm.peers.layouts import open_layout
 from fsdfm.peers.network import Clock, blended_embedding, embed_soft, embed_sparse, run
 
 X = torch.arange(24).view(2, 12) * 9 % 257
@@ -36,6 +41,27 @@ def test_hidden_positions_do_not_matter_and_blind_ones_see_everybody_alike():
     same(run(model, X, S, hidden=hidden)[:, :6], run(model, other, S, hidden=hidden)[:, :6])
     hidden[6:] = True
     assert torch.isfinite(run(model, X, S, hidden=hidden)).all()
+
+
+@golden
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "system"), [("adaln", "mdlm"), ("plain", "hdlm-epsilon")])
+def test_block_diffusion_is_the_same_network_under_another_mask(kind, system, tmp_path, monkeypatch):
+    """BD3-LM, which is not built: its logits, block-causal as it samples and [x_t ; x_0] as it trains."""
+    weights = load_file(GOLDEN / f"bd3lm_tiny_{kind}.safetensors")
+    save_file({name: value for name, value in weights.items() if "eps" not in name}, tmp_path / "model.safetensors")
+    with open_layout(tmp_path / "model.safetensors", system=system) as opened:
+        model = opened.load().eval()
+    said, block = load_file(GOLDEN / "bd3lm_logits.safetensors"), torch.arange(16) // 4
+    x_t, told = said[f"{kind}_input_sampling"], torch.zeros(2)
+    causal = run(model, x_t, told, hidden=block[None] > block[:, None])
+    assert float((causal - said[f"{kind}_logits_sampling"]).abs().max()) < 2e-5
+    assert float((causal[:, -4:] - said[f"{kind}_logits_last_block_cached"]).abs().max()) < 2e-5
+    cos, sin = rotary_phases(16, model.config.head_width)
+    monkeypatch.setattr(network, "rotary_phases", lambda *_, **__: (torch.cat((cos, cos)), torch.cat((sin, sin))))
+    both = torch.cat((said[f"{kind}_x_t"], said[f"{kind}_x_0"]), 1)
+    trained = run(model, both, told, hidden=~said["attends_n16_block4"])[:, :16]
+    assert float((trained - said[f"{kind}_logits_training"]).abs().max()) < 2e-5
 
 
 def test_clocks():

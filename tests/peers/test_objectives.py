@@ -5,13 +5,15 @@ from peer_files import small_network
 
 from fsdfm.flow import CosineSchedule, MaskSource, MixturePath, UniformSource
 from fsdfm.learn import OBJECTIVES
-from fsdfm.peers import duo, mdlm, sedd
+from fsdfm.peers import duo, hdlm, mdlm, sedd
 from fsdfm.peers.noising import Geometric
 from fsdfm.peers.objectives import (
     ConsistencyConfig,
     ConsistencyObjective,
     DuoConfig,
     DuoObjective,
+    GammaConfig,
+    GammaObjective,
     HybridConfig,
     HybridObjective,
     MdlmObjective,
@@ -35,6 +37,7 @@ EVERY = {
         MASKED, config=RoundConfig(step=0.125, times="released", divergence="mse"), **o
     ),
     "hdlm-epsilon": lambda **o: HybridObjective(MASKED, config=HybridConfig(epsilon=0.2), **o),
+    "hdlm-gamma": lambda **o: GammaObjective(MASKED, config=GammaConfig(gamma=0.3), **o),
 }
 
 
@@ -112,6 +115,26 @@ def test_uniform_losses_are_their_equations(name):
     assert float(outcome.loss.detach()) == pytest.approx(float(losses.mean().detach()), rel=1e-3)
 
 
+def test_gamma_is_its_equation_and_does_not_train_the_masks_output():
+    objective = EVERY["hdlm-gamma"](chunk=None)
+    model, seen = network_of(objective), []
+    trunk = model.trunk
+    model.trunk = lambda x_t, t, h: (seen.append((x_t, t)), trunk(x_t, t, h))[1]
+    batch, noise = batch_of(MASKED)
+    outcome = objective(model, batch, noise, training_step=0, ema=model)
+    ((x_t, t),) = seen
+    hybrid = hdlm.GammaHybrid(0.3)
+    sigma = -torch.log(0.005 + 0.995 * t)
+    scores = hybrid.log_score(model(x_t, t).double(), sigma)
+    losses = hybrid.score_entropy(scores, batch.x_1, x_t, sigma=sigma) * (0.995 / (0.005 + 0.995 * t))[:, None]
+    assert float(outcome.loss.detach()) == pytest.approx(float(losses.mean().detach()), rel=1e-4)
+    shown = x_t != VOCAB
+    assert bool(((x_t != batch.x_1) & shown).any())  # some are replaced
+    outcome.loss.backward()
+    assert float(model.head.weight.grad[-1].abs().max()) == 0
+    assert float(model.head.weight.grad[:-1].abs().max()) > 0
+
+
 @pytest.mark.parametrize("name", ["duo-dcd", "sdtt"])
 def test_a_student_that_says_what_its_teacher_says_loses_little(name):
     objective = EVERY[name]()
@@ -137,7 +160,9 @@ def test_sdtt_asks_its_teacher_k_times_and_scores_masks_only():
     assert masks[0] > masks[3]
 
 
-@pytest.mark.parametrize("kind", ["mdlm", "sedd-absorb", "sedd-uniform", "duo", "duo-dcd", "sdtt", "hdlm-epsilon"])
+@pytest.mark.parametrize(
+    "kind", ["mdlm", "sedd-absorb", "sedd-uniform", "duo", "duo-dcd", "sdtt", "hdlm-epsilon", "hdlm-gamma"]
+)
 def test_recipes_can_name_them(kind):
     entry = OBJECTIVES.find(kind)
     path = EVEN if kind in ("duo", "duo-dcd", "sedd-uniform") else MASKED
@@ -157,6 +182,7 @@ def test_recipes_can_name_them(kind):
         lambda: ConsistencyConfig(step=1.0),
         lambda: RoundConfig(step=0.6),
         lambda: HybridConfig(epsilon=1.0),
+        lambda: GammaConfig(gamma=2.0),
     ],
 )
 def test_bad_settings_are_refused(bad):

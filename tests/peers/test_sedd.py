@@ -5,9 +5,12 @@ import torch
 from peer_vectors import needs_golden, peer, same, vectors
 from peer_worlds import ALL_EVEN, DATA, MASKED, MASKED_STATES, STATES, UNIFORM, V, masked_logits, posterior
 
+from fsdfm.flow import PolynomialSchedule, SamplerState
+from fsdfm.generate import SamplerConfig
+from fsdfm.noise import Noise
 from fsdfm.peers import mdlm, sedd
 from fsdfm.peers.noising import Geometric, LogLinear
-from fsdfm.peers.sampling import end_law, released_times
+from fsdfm.peers.sampling import UniformSEDDRule, end_law, geometric_grid, released_times
 from fsdfm.peers.transition import joint_matrix
 
 both = pytest.mark.parametrize("kind", ["absorb", "uniform"])
@@ -156,6 +159,34 @@ def test_the_uniform_graph_converges():
         errors.append(float((law - DATA.flatten()).abs().sum() / 2))
     assert errors[0] < 0.03
     assert errors[1] == pytest.approx(errors[0] / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["analytic", "euler"])
+def test_the_rule_of_the_uniform_graph_is_the_originals_step_on_its_grid(kind):
+    """On the geometric grid a step of the rule is a step of the sampler, and the last one its last call."""
+    original, kappas = sedd.Rule.uniform(kind), geometric_grid(5).times
+    times = released_times(4)
+    for k, t in enumerate(times.tolist()):
+        sigma = original.noising.sigma(t)
+        said = posterior(UNIFORM, STATES, original.noising.kappa(t))
+        raw = torch.log(original.graph.scores(said.exp(), STATES, sigma))
+        theirs = original.last_law(raw, STATES, t) if k == 4 else original.law(raw, STATES, t=t, t_next=times[k + 1])
+        now, then = (value.expand(len(STATES)) for value in kappas[k : k + 2])
+        state = SamplerState(STATES, now, then, UNIFORM.path, Noise(0, range(len(STATES))))
+        ours = UniformSEDDRule(kind=kind).row_law(said.flatten(0, 1), torch.arange(STATES.numel()), state)
+        assert torch.allclose(ours, theirs.flatten(0, 1), atol=1e-6)
+    assert (kappas[0], kappas[-1]) == (0, 1)
+
+
+def test_the_rule_of_the_uniform_graph_refuses_what_it_is_not_for():
+    with pytest.raises(ValueError, match="allowed are analytic and euler"):
+        SamplerConfig(jump="sedd-uniform:kind=heun")
+    with pytest.raises(ValueError, match="needs at least 2"):
+        geometric_grid(1)
+    schedule, start = PolynomialSchedule(exponent=2), torch.zeros(1, dtype=torch.float64)
+    grid = SamplerConfig(grid="geometric", steps=5).make_grid(start, schedule).times[0]
+    assert torch.allclose(schedule.kappa(grid), geometric_grid(5).times)
+    assert SamplerConfig(grid="geometric", steps=1).make_grid(start, schedule).times[0].tolist() == [0, 1]
 
 
 def test_scores_that_are_too_large_give_negative_weights_which_are_cut():

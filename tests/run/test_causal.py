@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
+from llama2c_files import STORIES, Llama, write_vocabulary
 from rich.console import Console
 from safetensors.torch import load_file
 
+from fsdfm.checkpoint import convert_llama2c, read_llama2c
 from fsdfm.config import load_recipe
-from fsdfm.data import TrainingBatch
+from fsdfm.data import Tokenizer, TrainingBatch
 from fsdfm.learn import NextTokenObjective
 from fsdfm.measure.judges import load_causal
 from fsdfm.model import CausalConfig, CausalModel
@@ -85,6 +87,8 @@ def test_an_interrupted_causal_run_is_the_same_run(tmp_path, monkeypatch):
         ("model.cond_width=8", 'model.cond_width is not used by model.architecture = "causal"; remove it'),
         ("flow.source=mask", "flow is not used by"),
         ("model.preset=none", "model.preset is missing"),
+        ("model.llama2c=nothing.bin", "or model.llama2c is set beside it"),
+        ("model.min_count=2", 'model.min_count is not used by model.architecture = "causal" with model.preset'),
         ("model.preset=huge", "allowed are tiny, stories, 170m"),
         ("runtime.strategy=fsdp", "allowed are single and ddp"),
         ("model.architecture=dit", '"causal" and "next-token" belong together'),
@@ -94,6 +98,39 @@ def test_what_a_causal_model_has_no_use_for_is_an_error(tmp_path, override, sent
     with pytest.raises(ValueError, match=sentence):
         train_silently(write_recipe(tmp_path), f"out={tmp_path / 'run'}", override)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_causal_run_begins_as_an_autoregressive_model_over_the_tokens_of_another(tmp_path):
+    Llama().write(tmp_path / "model.bin")
+    write_vocabulary(tmp_path / "tokenizer.bin")
+    whole = read_llama2c(tmp_path / "model.bin")
+    parts = convert_llama2c(tmp_path / "model.bin", tmp_path / "tokenizer.bin", STORIES[:2])
+    tokenizer = Tokenizer(parts.tokenizer.to_str(), parts.tokenizer.id_to_token(parts.eos_id))
+    (tmp_path / "tokens.json").write_text(tokenizer.definition)
+    assert len(parts.kept) < whole.config.vocab_size
+    (tmp_path / "stories.txt").write_text("\n".join(STORIES * 5))
+    start = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "dropout")]
+    start += [f"model.llama2c={tmp_path / 'model.bin'}", f"model.llama2c_tokenizer={tmp_path / 'tokenizer.bin'}"]
+    start += [f"data.inputs={tmp_path / 'stories.txt'}", f"data.corpus={tmp_path / 'corpus'}"]
+    start += [f"data.tokenizer={tmp_path / 'tokens.json'}"]
+    recipe = write_recipe(tmp_path)
+    train_silently(recipe, *start, "optim.lr=1e-30", "train.steps=1", f"out={tmp_path / 'still'}")
+    still = load_file(tmp_path / "still" / "model" / "model.safetensors")
+    assert torch.equal(still["embedding.weight"], whole.embedding.weight[list(parts.kept)])
+    assert all(torch.equal(value, parts.causal.state_dict()[name]) for name, value in still.items())
+    train_silently(recipe, *start, f"out={tmp_path / 'run'}")
+    moved = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert not torch.equal(moved["head.weight"], still["head.weight"])
+    wrong = (
+        ("model.width=16", "model.width is not used by model.architecture = .causal. with model.llama2c"),
+        ("model.min_count=3", "model.min_count is not used"),
+        ("model.llama2c=nothing.bin", "nothing.bin is not a file"),
+        ("data.length=4096", "knows at most"),
+        ("data.tokenizer=bytes", "does not know the token"),
+    )
+    for number, (override, sentence) in enumerate(wrong):
+        with pytest.raises(ValueError, match=sentence):
+            train_silently(recipe, *start, f"out={tmp_path / 'x'}", f"data.corpus={tmp_path / str(number)}", override)
 
 
 def test_a_plan_is_for_denoisers():

@@ -7,12 +7,15 @@ import pytest
 import torch
 from peer_files import small_network, write_hugging_face, write_lightning
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 import fsdfm
 from fsdfm.checkpoint import load_model
-from fsdfm.flow import PolynomialSchedule
+from fsdfm.flow import Grid, PolynomialSchedule, sample
 from fsdfm.generate import SamplerConfig
 from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
+from fsdfm.noise import Noise
+from fsdfm.peers.llada import Guided, LLaDARule
 from fsdfm.peers.remdm import Cap
 from fsdfm.peers.sampling import PEER_RULES, DuoRule, LawRule
 from fsdfm.run import ImportConfig, import_weights
@@ -23,6 +26,7 @@ KINDS = {
     "mdlm": ["flow.source=mask"],
     "sedd-absorb": ["flow.source=mask"],
     "hdlm-epsilon": ["flow.source=mask"],
+    "hdlm-gamma": ["flow.source=mask"],
     "duo": ["objective.curriculum_steps=1"],
     "sedd-uniform": [],
 }
@@ -41,6 +45,7 @@ def test_a_recipe_trains_it_and_its_checkpoint_writes(tmp_path, kind):
         "mdlm": ("none", "posterior"),
         "sedd-absorb": ("sigma", "posterior"),
         "hdlm-epsilon": ("none", "posterior"),
+        "hdlm-gamma": ("hybrid", "posterior"),
         "duo": ("sigma", "leave-one-out"),
         "sedd-uniform": ("geometric", "uniform-scores"),
     }[kind]
@@ -115,16 +120,50 @@ def test_published_weights_become_checkpoints_that_write_and_infill(tmp_path, sy
         assert torch.allclose(bundle.model(x_t, t), model(x_t, told)[..., : 257 + (not uniform(system))], atol=1e-5)
 
 
+def gamma_folder(tmp_path, gamma=0.3):
+    """Their layout: no modulation in the last layer."""
+    model = small_network(vocab_size=258)
+    folder = write_hugging_face(tmp_path / "m", model, "", model_type="gamma_hybrid", graph={"gamma": gamma})
+    named = load_file(folder / "model.safetensors")
+    save_file({n: v for n, v in named.items() if "output_layer.adaLN" not in n}, folder / "model.safetensors")
+    return folder
+
+
+def test_gamma_hdlm_becomes_a_checkpoint_that_advises_its_sampler(tmp_path):
+    imported(tmp_path, gamma_folder(tmp_path))
+    bundle = load_model(tmp_path / "out")
+    assert (bundle.model.config.blend, bundle.model.config.clock) == (0.3, "hybrid")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    advised = lm.generate(length=8, steps=4, seed=2).tokens
+    assert advised == lm.generate(length=8, steps=4, seed=2, jump="hdlm-gamma:gamma=0.3").tokens
+    released = lm.generate(length=8, steps=4, seed=2, jump="hdlm-gamma:gamma=0.3,own_score=network")
+    assert released.changes[0] > lm.generate(length=8, steps=4, seed=2).changes[0]  # masks go at once
+    assert lm.infill("ab[[2]]cd", steps=2).text.endswith("cd")
+    with pytest.raises(ValueError, match="allowed are one"):
+        SamplerConfig(jump="hdlm-gamma:own_score=best")
+
+
 def held_out(tmp_path):
     file = tmp_path / "held.txt"
     file.write_text("<|endoftext|>".join(f"the {n} cats sat on a mat and saw {n} dogs run" for n in range(40)))
     return file
 
 
-@pytest.mark.parametrize("system", ["mdlm", "sedd-absorb", "sedd-uniform", "duo"])
+def published(folder, system):
+    """A folder in a system's layout; epsilon-HDLM's has neither time nor modulation."""
+    write_hugging_face(folder, small_network(vocab_size=257 if system == "sedd-uniform" else 258))
+    if system == "hdlm-epsilon":
+        named = load_file(folder / "model.safetensors")
+        plain = {name: value for name, value in named.items() if "sigma_map" not in name and "adaLN" not in name}
+        save_file(plain, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("system", ["mdlm", "sdtt", "sedd-absorb", "sedd-uniform", "duo", "hdlm-epsilon", "hdlm-gamma"])
 def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system):
-    model = small_network(vocab_size=257 if system == "sedd-uniform" else 258)
-    imported(tmp_path, write_hugging_face(tmp_path / "m", model), system=system)
+    imported(tmp_path, published(tmp_path / "m", system), system=system)
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    assert lm.infill("ab[[2]]cd", steps=2).text.endswith("cd")
     request = EvaluationRequest(
         model=str(tmp_path / "out"), held_out=str(held_out(tmp_path)), steps="1,2", num=2, length=16, threads=1
     )
@@ -132,7 +171,7 @@ def test_imported_weights_are_evaluated_repaired_and_trained_on(tmp_path, system
     assert [row.facts["calls_made"] for row in evaluation.plain] == [1, 2]
     assert all(row.metrics["accuracy"].value >= 0 for row in evaluation.plain)
     assert evaluation.bound.value > 0
-    text = write_recipe(tmp_path, kind=system).read_text()
+    text = write_recipe(tmp_path, kind="mdlm" if system == "sdtt" else system).read_text()
     sizes = ("preset", "width", "num_blocks", "num_heads", "cond_width", "tokenizer")
     (tmp_path / "child.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith(sizes)))
     flow = [] if uniform(system) else ["flow.source=mask"]
@@ -179,6 +218,27 @@ def test_a_block_for_every_call_is_the_arg_max_of_each(tmp_path):
     assert by_calls.changes == (2, 2, 2, 1)  # the first of the eight is given
 
 
+def test_guidance_leads_away_from_the_text_without_its_prompt_and_costs_two_calls(tmp_path):
+    imported(tmp_path, write_hugging_face(tmp_path / "m", small_network(vocab_size=258)), system="mdlm")
+    lm = fsdfm.load(tmp_path / "out", device="cpu")
+    plain, none, guided = (
+        lm.generate("abcd", length=8, steps=4, jump=f"llada{option}") for option in ("", ":guidance=0", ":guidance=3")
+    )
+    assert plain.tokens == none.tokens != guided.tokens
+    assert (plain.calls, guided.calls) == (4, 8)
+    mask = lm.checkpoint.path.source.mask_token
+    x_0 = torch.tensor([[256, *guided.tokens[:4], *[mask] * 3]])  # a text begins behind the end of another
+    network = Guided(lm.network, x_0 != mask, guidance=3.0, mask_token=mask)
+    expected = sample(
+        network, lm.checkpoint.path, x_0, grid=Grid.uniform(4), noise=Noise(0), rule=LLaDARule(), frozen=x_0 != mask
+    )
+    assert expected[0, 1:].tolist() == list(guided.tokens)
+    with pytest.raises(ValueError, match="leave --cache out"):
+        lm.generate("abcd", length=8, steps=4, jump="llada:guidance=3", cache="prompt")
+    with pytest.raises(ValueError, match="guidance is -1"):
+        SamplerConfig(jump="llada:guidance=-1")
+
+
 def test_options_of_a_rule_stand_behind_its_name():
     rule = SamplerConfig(jump="remdm-cap:eta=0.02,top_p=0.9").rule()
     assert rule == LawRule(Cap(eta=0.02, top_p=0.9))
@@ -208,7 +268,6 @@ def test_lightning_files_and_the_choice_of_weights(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"system": "hdlm-gamma"}, "blends the mask"),
         ({"system": "gpt"}, "allowed are mdlm"),
         ({"weights": "best"}, "allowed are ema and raw"),
     ],

@@ -32,7 +32,7 @@ from fsdfm.learn.trainer import Trainer
 from fsdfm.model import DiT
 from fsdfm.run import (
     PairsConfig,
-    make_coded_pairs,
+    make_inverse_pairs,
     make_objective,
     make_pairs,
     make_path,
@@ -126,7 +126,7 @@ def test_a_child_starts_as_its_parent_and_knows_its_budgets(recipe, tmp_path):
         train_silently(few, *changes, f"out={tmp_path / 'x'}", f"data.tokenizer={other}")
 
 
-def test_links_are_counted_then_trained(recipe, tmp_path):
+def test_transitions_are_counted_then_trained(recipe, tmp_path):
     parent = tmp_path / "parent"
     train_silently(recipe, f"out={parent}")
     few = write_recipe(tmp_path, kind="fewstep")
@@ -146,6 +146,16 @@ def test_links_are_counted_then_trained(recipe, tmp_path):
     for rank in ((), ("model.transition_rank=4",)):
         onward = module.start(load_recipe(few, [*again, *rank]), tmp_path / "next")
         assert torch.equal(onward.model.joint.left, child.model.joint.left)
+    gated = [*child_of(tmp_path / "child", tmp_path / "gated"), *linked, "model.transition_gates=8", "train.steps=2"]
+    onward = module.start(load_recipe(few, gated), tmp_path / "gated").model.joint
+    assert torch.equal(onward.left, child.model.joint.left)
+    assert not bool(onward.gates.out.weight.any())
+    assert train_silently(few, *gated)[0].finished
+    learnt = load_model(tmp_path / "gated").model
+    assert learnt.config.posterior.gate_width == 8
+    assert bool(learnt.joint.gates.out.weight.any())
+    with pytest.raises(ValueError, match="model.transition_gates is for a DiT with transitions"):
+        train_silently(few, *child_of(parent, tmp_path / "y"), *linked, "model.transition_gates=8")
     with pytest.raises(ValueError, match="model.transition_rank is 5, but the parent has transitions of rank 4"):
         train_silently(few, *again, "model.transition_rank=5")
     for wrong in ([*changes, f"out={tmp_path / 'x'}"], again):  # links that are asked for, and those of a parent
@@ -198,7 +208,7 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
 
 
 def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
-    """Text with the noise that spells it under the autoregressive start, tied pairs at large steps, some plain text."""
+    """Text with inverse-autoregressive noise, quantile-coupled pairs at large steps, some plain text."""
     changes, start = llama_files(tmp_path)
     parent = tmp_path / "parent"
     train_silently(recipe, *changes, *start, "train.steps=2", f"out={parent}")
@@ -206,13 +216,13 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
 
     def code(out, num, **options):
         config = PairsConfig(num=num, seed=1, **options)
-        return make_coded_pairs(
+        return make_inverse_pairs(
             parent,
             tmp_path / "model.bin",
             tmp_path / "llama",
             out=tmp_path / out,
             config=config,
-            coder_tokenizer=tmp_path / "tokenizer.bin",
+            autoregressive_tokenizer=tmp_path / "tokenizer.bin",
             runtime=runtime,
             console=quiet,
         )
@@ -224,7 +234,7 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
     np.testing.assert_array_equal(pairs.tokens, data.Pairs(tmp_path / "whole").tokens)
     assert bool((pairs.tokens[:, :, 0] == 1).all()), "both ends begin with the token that is given"
     assert pairs.header.about["corpus"] == "llama"
-    make_pairs(parent, tmp_path / "tied", PairsConfig(num=4, steps=2, draws="tied"), runtime=runtime, console=quiet)
+    make_pairs(parent, tmp_path / "tied", PairsConfig(num=4, steps=2, draws="quantile"), runtime=runtime, console=quiet)
     length = f"data.length={pairs.header.length}"
     child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'coded'}", "data.text_share=0.5", length]
     child += [f"data.step_pairs={tmp_path / 'tied'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
@@ -243,7 +253,7 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             train_silently(recipe, *changes, *child, change, f"out={tmp_path / 'x'}")
     train_silently(recipe, f"out={tmp_path / 'bytes'}")
     with pytest.raises(ValueError, match="has no first token that is given"):
-        make_coded_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", out=tmp_path / "x")
+        make_inverse_pairs(tmp_path / "bytes", tmp_path / "model.bin", tmp_path / "llama", out=tmp_path / "x")
     with pytest.raises(ValueError, match="does not know the token"):
         causal_over(tmp_path / "model.bin", ["<s>", "no such"], tmp_path / "tokenizer.bin")
 
@@ -310,7 +320,7 @@ def test_pairs_that_remember_their_time_train_a_child(recipe, tmp_path):
     with pytest.raises(ValueError, match="remember their times"):
         train_silently(child, "objective.kind=fewstep", f"out={tmp_path / 'x'}")
     with pytest.raises(ValueError, match="free draws on a uniform grid"):
-        make("other", 2, draws="tied")
+        make("other", 2, draws="quantile")
 
 
 def test_short_rows_are_scored_where_they_are_real(recipe, tmp_path):
@@ -338,7 +348,8 @@ def test_unseen_text_is_measured_and_changes_nothing(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in recipe_names() if not name.startswith(("tiny-causal", "imported", "peer"))]
+    "name",
+    [name for name in recipe_names() if not name.startswith(("tiny-causal", "stories-next", "imported", "peer"))],
 )
 def test_every_recipe_builds_its_objects(name):
     recipe = load_recipe(name)
@@ -351,7 +362,7 @@ def test_every_recipe_builds_its_objects(name):
         assert isinstance(objective, own[recipe.objective.kind])
         return  # the file says the shape, or the parent
     assert isinstance(objective, PathObjective if name.endswith("dfm") else FewStepObjective)
-    parent = load_recipe(re.sub("fewstep|coded|linked|paper$", "dfm", name))
+    parent = load_recipe(re.sub("fewstep|inverse|crf|paper$", "dfm", name))
     if parent.model.preset is None:
         return  # the file says the shape
     with torch.device("meta"):
@@ -374,6 +385,19 @@ def test_a_student_can_teach_itself(tmp_path):
     assert isinstance(trainer.teacher, WithoutDropout)
     assert trainer.teacher.model is trainer.model
     assert trainer.fit()
+
+
+def test_the_story_model_can_begin_to_write_canvases(tmp_path):
+    """The recipe's network has the parent's weights, and sees canvases from one token before."""
+    bundle, parent = module.start(load_recipe("novels-canvas"), tmp_path), load_model("parent")
+    config = bundle.model.config
+    assert (config.canvas, config.window, config.next_token) == (64, 448, True)
+    assert torch.equal(bundle.model.head.weight, parent.model.head.weight)
+    assert bundle.bos_id == parent.bos_id
+    x = torch.arange(1, 129)[None]
+    context = bundle.model.read_all(x)
+    assert context.before.tolist() == [[1, 64]]
+    assert bundle.model.trunk(x, torch.ones(1) / 2, context=context).shape == (1, 128, 288)
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -647,3 +671,18 @@ def test_an_export_is_the_averaged_model_without_its_training(tmp_path):
     assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()
     with pytest.raises(ValueError, match="not empty"):
         module.export(tmp_path / "run", tmp_path / "shared")
+
+
+def test_a_kept_tokenizer_belongs_to_its_texts(tmp_path, monkeypatch):
+    """What an interrupted preparation leaves is not taken for other texts of the same corpus folder."""
+
+    def stops(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "prepare", stops)
+    for name in ("one", "two"):
+        text = tmp_path / f"{name}.txt"
+        text.write_text(f"{name} word after another " * 50)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(DataConfig(inputs=(str(text),), tokenizer="bpe:260"), tmp_path / "corpus")
+    assert len(list(tmp_path.glob("corpus.*.tokenizer.json"))) == 2

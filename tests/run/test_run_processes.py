@@ -151,7 +151,7 @@ def test_a_damaged_shard_sends_the_run_back_one_checkpoint(runs, shared, tmp_pat
     assert_alike(out, runs / "path")
 
 
-def test_portions_bfloat16_links_and_the_student_as_its_own_teacher(runs, tmp_path):
+def test_portions_bfloat16_transitions_and_the_student_as_its_own_teacher(runs, tmp_path):
     recipe = str(runs / "fewstep.toml")
     variants = {
         "portions": ["train.accumulate=2"],

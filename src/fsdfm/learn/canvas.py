@@ -10,14 +10,14 @@ computed once, are exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath
-from fsdfm.learn.objective import Outcome, TrainableDenoiser
+from fsdfm.learn.objective import Outcome, TrainableDenoiser, UntaughtObjective
 from fsdfm.learn.path import PathConfig, PathObjective, make_path_objective
 from fsdfm.model.context import Context
 from fsdfm.noise import Noise
@@ -59,14 +59,12 @@ class _WithContext:
 
 
 @dataclass(frozen=True)
-class CanvasObjective:
+class CanvasObjective(UntaughtObjective):
     """The path loss of every canvas, given what stands before it."""
 
     path_objective: PathObjective
     canvas: int = 128
     window: int | None = None
-    teacher: None = field(default=None, init=False)
-    teacher_share: float = field(default=0.0, init=False)
 
     @property
     def network(self) -> Mapping[str, Any]:
@@ -83,19 +81,13 @@ class CanvasObjective:
         """As the path loss."""
         return self.path_objective.step_sizes
 
-    @property
-    def validation(self) -> CanvasObjective:
-        """Itself."""
-        return self
-
     def __call__(
         self,
         model: TrainableDenoiser,
         batch: TrainingBatch,
         noise: Noise,
-        *,
-        training_step: int,
-        ema: TrainableDenoiser,
+        /,
+        **_: Any,
     ) -> Outcome:
         """The loss of a batch of rows of whole canvases."""
         if batch.x_1.shape[1] % self.canvas or batch.x_0 is not None or batch.larger:
@@ -105,7 +97,7 @@ class CanvasObjective:
             )
         reads: Any = model
         seeing = _WithContext(model, reads.read_all(batch.x_1))
-        return self.path_objective(seeing, batch, noise, training_step=training_step, ema=ema)
+        return self.path_objective(seeing, batch, noise)
 
 
 def make_canvas_objective(config: CanvasConfig, path: MixturePath) -> CanvasObjective:

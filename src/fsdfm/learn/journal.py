@@ -19,7 +19,7 @@ __all__ = ["JsonLines", "ProgressBar", "duration"]
 
 
 class JsonLines:
-    """A file of one JSON object a line, each with its `training_step`."""
+    """A file of one JSON object per line, each with its `training_step`."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -10,8 +10,8 @@ and later draws, which only correct, from one noise for all pairs: x_1 is then a
 for a mask source, too, where noise alone says nothing.
 
 `InverseAutoregressive` needs no parent's run: it takes text as it is and asks an autoregressive model for the noise
-that spells it. Discrete reflow was published as ReDi (arXiv 2507.15897); quantile coupling with an autoregressive
-teacher is close to Gumbel Distillation (2603.22216).
+that it would turn into this text. Discrete reflow was published as ReDi (arXiv 2507.15897); quantile coupling with an
+autoregressive teacher is close to Gumbel Distillation (2603.22216).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Draws(Protocol):
         ...
 
 
-DRAWS: dict[str, Draws | None] = {"free": None, "tied": quantile_draws}
+DRAWS: dict[str, Draws | None] = {"free": None, "quantile": quantile_draws}
 
 
 class PairMaker(Protocol):
@@ -64,7 +64,7 @@ class PairMaker(Protocol):
 
 
 class PairSink(Protocol):
-    """Where pairs are kept; it knows how many it has, so that a second run goes on after the first."""
+    """Where pairs are kept; it knows how many it has, so that a second run resumes after the first."""
 
     @property
     def count(self) -> int:
@@ -94,7 +94,7 @@ class Reflow:
     def __post_init__(self) -> None:
         if self.draws is not None and getattr(self.denoiser, "joint", None) is not None:
             raise ValueError(
-                "tied draws read each position's law, and this model draws its positions together; use free "
+                "a quantile coupling reads each position's law, and this model draws its positions together; use free "
                 "draws, or a parent with independent positions"
             )
 

@@ -40,7 +40,7 @@ class TrainerConfig:
     """How long and in which portions a run trains, and when it speaks and saves."""
 
     steps: int = 1_000_000
-    batch_size: int = 128  # samples a training step
+    batch_size: int = 128  # samples per training step
     accumulate: int = 1  # in so many portions, one after the other: less memory, the same gradient
     seed: int = 0  # of the weights, the order of the data, all noise and dropout
     log_every: int = 100  # training steps between two reports
@@ -69,7 +69,7 @@ Feed = Callable[[int], Iterator[TrainingBatch]]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run needs beyond its averaged weights to go on: tensors by name, and plain numbers."""
+    """What a run needs beyond its averaged weights to resume: tensors by name, and plain numbers."""
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
@@ -177,7 +177,7 @@ class Trainer:
         """Add the gradient of a portion; its loss over all processes."""
         outcome = self._outcome(portion)
         loss = self.processes.mean(outcome.logs["loss"])
-        if not math.isfinite(loss):  # on every process: none goes on to wait for another's gradient
+        if not math.isfinite(loss):  # on every process: none waits for another's gradient
             raise self._diverged(f"the loss is {loss}", _broken_samples(portion, outcome))
         (outcome.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
         self._tally.add(outcome, portion.x_1.numel())
@@ -187,13 +187,14 @@ class Trainer:
         seed, samples = self.config.seed, portion.samples
         batch = portion.to(self.runtime.device)
 
-        def outcome(model: TrainableDenoiser) -> Outcome:
+        def outcome(model: Any) -> Outcome:
             return self.objective(
                 model, batch, Noise(seed, samples), training_step=self.training_step, ema=self.teacher
             )
 
         with self.runtime.dropout(seed, self.training_step, samples), self.runtime.autocast():
-            return self.student(outcome)  # type: ignore[no-any-return]
+            result: Outcome = outcome(self.model) if self.student is None else self.student(outcome)
+            return result
 
     def _between_steps(self) -> None:
         if self.training_step % self.config.log_every == 0 or self.training_step == self.config.steps:

@@ -52,7 +52,7 @@ Divergence = Literal["kl-bwd", "kl-fwd"]
 
 
 def nelbo(log_probs: Tensor, x_1: Tensor, x_t: Tensor, *, kappa: Tensor, kappa_dot: Tensor) -> Tensor:
-    """The NELBO a position and unit of time: [B, L], >= 0; kappa' is per unit of our time.
+    """The NELBO per position and unit of time: [B, L], >= 0; kappa' is per unit of our time.
 
     With y_v = V kappa x_theta(v) + 1 - kappa, z = x_t, x = x_1, c = (1-kappa)/(V kappa + 1 - kappa), e = [z = x]:
 
@@ -169,7 +169,7 @@ class Leading(NamedTuple):
 
 
 def leading_noise(x_1: Tensor, noise: Noise, *, vocab_size: int, k: int = 2, step: int = 0) -> Leading:
-    """Draw what decides the arg-max, exactly, with 2k + 1 uniforms a position instead of V Gaussians.
+    """Draw what decides the arg-max, exactly, with 2k + 1 uniforms per position instead of V Gaussians.
 
     The largest of n normals is Phi^-1(U^(1/n)); the next ones follow by Phi(M_(j+1)) = Phi(M_j) U^(1/(n-j)), and their
     places are uniform without replacement. Work is in log Phi, for M is far in the tail.
@@ -199,7 +199,7 @@ def _distinct(u: Tensor, x_1: Tensor, vocab_size: int) -> Tensor:
 
 
 def consistency_loss(log_student: Tensor, log_teacher: Tensor, divergence: Divergence = "kl-bwd") -> Tensor:
-    """DCD's loss a position: KL(student || teacher) (`kl-bwd`, theirs) or KL(teacher || student) (`kl-fwd`): [B, L].
+    """DCD's loss per position: KL(student || teacher) (`kl-bwd`, theirs) or KL(teacher || student) (`kl-fwd`): [B, L].
 
     The student reads (x_t, sigma_t), the teacher (x_s, sigma_s), one noise for both. No weight, no data term.
     """

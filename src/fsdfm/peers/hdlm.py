@@ -1,4 +1,4 @@
-"""HDLM (Fathi et al. 2025, arXiv 2504.06416): hybrids of masks and random tokens, and schedules a position.
+"""HDLM (Fathi et al. 2025, arXiv 2504.06416): hybrids of masks and random tokens, and schedules per position.
 
 epsilon   mask with probability p, else a random token with probability epsilon; plain cross-entropy, no time; the
           adaptive correction sampler (ACS) draws shown tokens anew now and then
@@ -94,7 +94,7 @@ class Correction:
     """ACS: a masked position is drawn with w = (t_next - t)/(1 - t), a shown one drawn anew with eta (1 - w).
 
     The mask's output takes part in the softmax, so a mask can be drawn and masks may be left at the end. eta = 0 is
-    their `original`. One call a step; in the last step nothing is corrected. Theirs: eta 0.01 to 0.015.
+    their `original`. One call per step; in the last step nothing is corrected. Theirs: eta 0.01 to 0.015.
     """
 
     eta: float = 0.01
@@ -151,7 +151,7 @@ class GammaHybrid:
         return head - scale[..., None].to(head)
 
     def corrupt(self, x_1: Tensor, sigma: Tensor, *, mask: int, coins: tuple[Tensor, Tensor], tokens: Tensor) -> Tensor:
-        """x_t from two uniforms and a random token a position."""
+        """x_t from two uniforms and a random token per position."""
         total = column(sigma)
         masked = coins[0] < -torch.expm1(-(1 - self.gamma) * total)
         replaced = coins[1] < -torch.expm1(-self.gamma * total)
@@ -246,7 +246,7 @@ class BlockSchedule:
         return torch.arange(blocks * self.depth) // self.depth * self.width
 
     def times(self, length: int) -> Tensor:
-        """Our times a step and position; settled positions have noise 1e-4: float64 [steps, L]."""
+        """Our times per step and position; settled positions have noise 1e-4: float64 [steps, L]."""
         settled = torch.arange(length)[None, :] < self.settled(length)[:, None]
         return torch.where(settled, 1 - _SETTLED, level_times(self.levels(length), self.depth))
 
@@ -257,7 +257,7 @@ class BlockSchedule:
 
 @dataclass(frozen=True)
 class SlidingSchedule:
-    """A window of `width` positions that moves on by one a step; levels fall linearly through it."""
+    """A window of `width` positions that moves on by one per step; levels fall linearly through it."""
 
     width: int
     depth: int

@@ -36,6 +36,11 @@ __all__ = ["Guided", "LLaDARule", "block_window", "confidences", "guide", "gumbe
 Order = Literal["low_confidence", "random"]
 
 
+def _require_guidance(guidance: float) -> None:
+    if not 0 <= guidance < float("inf"):
+        raise ValueError(f"guidance is {guidance}; allowed are finite numbers >= 0")
+
+
 @dataclass(frozen=True)
 class LLaDARule(StepRule):
     """The decoder's step, its options under our names; theirs stand behind.
@@ -51,6 +56,7 @@ class LLaDARule(StepRule):
     begin         where the first block begins; None: at the first mask
     literal       with the published decoder's faults
     eos_id, eot_id   the two tokens that the flags are about: 126081 and 126348 of the published tokenizer
+    guidance      w of `Guided`, which whoever asks the network puts around it; every call is then two
     """
 
     block_length: int | None = None
@@ -64,8 +70,10 @@ class LLaDARule(StepRule):
     eos_id: int | None = None
     eot_id: int | None = None
     block_calls: int | None = None
+    guidance: float = 0.0
 
     def __post_init__(self) -> None:
+        _require_guidance(self.guidance)
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length is {self.block_length}; allowed are whole numbers >= 1, or None for one")
         if self.block_calls is not None and (self.block_calls < 1 or self.block_length is not None):
@@ -235,9 +243,13 @@ class Guided:
     """
 
     def __init__(self, network: SplitNetwork, known: Tensor, *, guidance: float, mask_token: int):
-        if not 0 <= guidance < float("inf"):
-            raise ValueError(f"guidance is {guidance}; allowed are finite numbers >= 0")
+        _require_guidance(guidance)
         self.network, self.known, self.guidance, self.mask_token = network, known, guidance, mask_token
+
+    @property
+    def samples_apart(self) -> bool:
+        """Whether the head is asked about one sample at a time, as the network's own is."""
+        return bool(getattr(self.network, "samples_apart", False))
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Guided features [B, L, C]."""

@@ -12,6 +12,7 @@ source at kappa = t, whatever the schedule's epsilon. Samplers:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def nelbo(log_p_1: Tensor, masked: Tensor, t: Time) -> Tensor:
 
 
 def stratified_times(u: Tensor, *, shortest: float = 1e-3, rounds: int = 0) -> Tensor:
-    """Times of a batch from one uniform a row, row i in the i-th of B strata: float64 [B].
+    """Times of a batch from one uniform per row, row i in the i-th of B strata: float64 [B].
 
     1 - t = shortest + (1 - shortest) ((u_i + i)/B mod 1). With `rounds` T > 0 the noise is rounded up to the next
     multiple of 1/T, their discrete-time loss.
@@ -52,6 +53,8 @@ def stratified_times(u: Tensor, *, shortest: float = 1e-3, rounds: int = 0) -> T
 @dataclass(frozen=True)
 class Ancestral:
     """A masked position is revealed with (t_next - t)/(1 - t); the step that ends at t = 1 reveals everything."""
+
+    keeps_shown: ClassVar[bool] = True
 
     def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t): float64 [B, L, V]."""

@@ -3,10 +3,10 @@
 All of them are one trunk. What differs is what its time input carries (`Clock`), and three ways in that only they use:
 
     soft inputs        weights over the vocabulary instead of tokens: Duo's curriculum, softmax(w) E
-    ragged times       a time a position [B, L]: HDLM under a hyperschedule
+    ragged times       a time per position [B, L]: HDLM under a hyperschedule
     hidden positions   an attention mask [L, L]: HDLM's settled and unborn blocks
 
-    logits = run(model, x_t, clock(t))  # with a time a row and nothing hidden, bit for bit model(x_t, clock(t))
+    logits = run(model, x_t, clock(t))  # with a time per row and nothing hidden, bit for bit model(x_t, clock(t))
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def blended_embedding(model: DiT, x_t: Tensor, sigma: Tensor, *, gamma: float) -
 
 
 def run(model: DiT, x_t: Tensor, s: Tensor, *, embedded: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
-    """Logits [B, L, V] of a network told s, one a row [B] or one a position [B, L].
+    """Logits [B, L, V] of a network told s, one per row [B] or one per position [B, L].
 
     embedded   in place of the tokens' embeddings: [B, L, C]
     hidden     bool [L, L], True where a position (row) may not look; one that may look nowhere looks everywhere alike

@@ -23,7 +23,7 @@ __all__ = ["Geometric", "LogLinear", "Noising", "column"]
 
 
 def column(t: Time) -> Tensor:
-    """Times as float64 that broadcast against [B, L]: one for all, one a row [B], or one a position [B, L]."""
+    """Times as float64 that broadcast against [B, L]: one for all, one per row [B], or one per position [B, L]."""
     time = torch.as_tensor(t, dtype=torch.float64)
     return time[:, None] if time.ndim == 1 else time
 

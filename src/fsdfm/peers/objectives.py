@@ -35,6 +35,8 @@ __all__ = [
     "ConsistencyObjective",
     "DuoConfig",
     "DuoObjective",
+    "GammaConfig",
+    "GammaObjective",
     "HybridConfig",
     "HybridObjective",
     "MdlmConfig",
@@ -67,9 +69,9 @@ class _PeerObjective(UntaughtObjective):
             )
 
     @property
-    def network(self) -> Mapping[str, str]:
+    def network(self) -> Mapping[str, Any]:
         """Fields of the network's config that this objective decides."""
-        return {"clock": "none", "says": "posterior"}
+        return {"clock": "none", "says": "posterior", "blend": 0.0}
 
     @property
     def step_sizes(self) -> Tensor:
@@ -167,9 +169,9 @@ class ScoreObjective(_PeerObjective):
     shortest: float = 1e-3
 
     @property
-    def network(self) -> Mapping[str, str]:
+    def network(self) -> Mapping[str, Any]:
         """At masks the softmax of the outputs is p_{1|t}: the scale cancels."""
-        return {"clock": "sigma", "says": "posterior"}
+        return {"clock": "sigma", "says": "posterior", "blend": 0.0}
 
     def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         """kappa, sigma and sigma' of the batch."""
@@ -200,9 +202,9 @@ class UniformScoreObjective(ScoreObjective):
     source = "uniform"
 
     @property
-    def network(self) -> Mapping[str, str]:
+    def network(self) -> Mapping[str, Any]:
         """Its outputs are log-scores."""
-        return {"clock": "geometric", "says": "uniform-scores"}
+        return {"clock": "geometric", "says": "uniform-scores", "blend": 0.0}
 
     def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         t = 1 - _noise_levels(noise, batch, self.shortest)
@@ -239,9 +241,9 @@ class DuoObjective(_PeerObjective):
     source = "uniform"
 
     @property
-    def network(self) -> Mapping[str, str]:
+    def network(self) -> Mapping[str, Any]:
         """The NELBO teaches a leave-one-out posterior."""
-        return {"clock": "sigma", "says": "leave-one-out"}
+        return {"clock": "sigma", "says": "leave-one-out", "blend": 0.0}
 
     @property
     def validation(self) -> Objective:
@@ -332,9 +334,9 @@ class ConsistencyObjective(_PeerObjective):
     source = "uniform"
 
     @property
-    def network(self) -> Mapping[str, str]:
+    def network(self) -> Mapping[str, Any]:
         """As Duo's."""
-        return {"clock": "sigma", "says": "leave-one-out"}
+        return {"clock": "sigma", "says": "leave-one-out", "blend": 0.0}
 
     @property
     def teacher(self) -> Teacher | None:
@@ -486,18 +488,75 @@ class HybridObjective(_PeerObjective):
             coin_replace=coins[1],
             tokens=noise.integers(Purpose.SOURCE, length, tokens).to(x_1.device),
         )
-        scored = torch.ones_like(drawn.masked) if batch.real is None else batch.real
-        x_t = drawn.x_t
-        if batch.given is not None:
-            x_t, scored = torch.where(batch.given, x_1, x_t), scored & ~batch.given
-        mean = (scored / scored.sum(1, keepdim=True).clamp(min=1)).float() / len(x_1)
         weights = hybrid.weights(drawn, p).float().flatten()
-        rows, target = NoisedRows(x_1, x_t, mean, scored, scored), x_1.flatten()
+        rows, target = _scored(batch, drawn.x_t), x_1.flatten()
 
         def losses(logits: Tensor, part: slice) -> Tensor:
             return -log_probs_at(logits, target[part, None])[:, 0] * weights[part]
 
-        return self._outcome(model, _ask(model, x_t, t), rows, t=t, losses=losses)
+        return self._outcome(model, _ask(model, rows.x_t, t), rows, t=t, losses=losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GammaConfig:
+    """The keys of [objective] with kind = "hdlm-gamma"."""
+
+    kind: str = "hdlm-gamma"
+    gamma: float = 0.01  # the uniform graph's share of the generator; also how fast the mask enters the embeddings
+    shortest: float = 1e-3  # the least noise, 1 - t, that is drawn
+
+    def __post_init__(self) -> None:
+        hdlm.GammaHybrid(self.gamma)
+
+
+@dataclass(frozen=True)
+class GammaObjective(_PeerObjective):
+    """gamma-HDLM's score entropy: that of SEDD's absorbing graph at masks, of its uniform one at shown tokens.
+
+    One block as long as the text, so every position is active and has the same sigma. The output for the mask is not
+    trained, as in the original; `hdlm.GammaRule` therefore does not read it.
+    """
+
+    config: GammaConfig = field(default_factory=GammaConfig)
+
+    @property
+    def network(self) -> Mapping[str, Any]:
+        """At masks the softmax of the outputs is p_{1|t}; the mask is blended into every input."""
+        return {"clock": "hybrid", "says": "posterior", "blend": self.config.gamma}
+
+    @property
+    def validation(self) -> Objective:
+        """MDLM's NELBO, of the masked positions only."""
+        return MdlmObjective(self.path, chunk=self.chunk)
+
+    def __call__(self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, **_: Any) -> Outcome:
+        """The mean over positions of sigma' times the score entropy (theirs: the sum over a text)."""
+        hybrid = hdlm.GammaHybrid(self.config.gamma)
+        t = 1 - _noise_levels(noise, batch, self.config.shortest)
+        x_1, length, tokens = batch.x_1, batch.x_1.shape[1], self.path.source.vocab_size - 1
+        sigma, rate = hybrid.noising.sigma(t), hybrid.noising.rate(t)
+        coins = [noise.uniform(purpose, length).to(x_1.device) for purpose in (Purpose.PATH, Purpose.RENOISE)]
+        drawn = noise.integers(Purpose.SOURCE, length, tokens).to(x_1.device)
+        x_t = hybrid.corrupt(x_1, sigma.to(x_1.device), mask=tokens, coins=(coins[0], coins[1]), tokens=drawn)
+        rows = _scored(batch, x_t)
+        shown, target = rows.x_t.flatten()[:, None], x_1.flatten()[:, None]
+        sigmas, rates = _per_position(sigma, rows), _per_position(rate, rows)
+
+        def losses(logits: Tensor, part: slice) -> Tensor:
+            scores = hybrid.log_score(logits[:, None].to(torch.float64), sigmas[part])
+            entropy = hybrid.score_entropy(scores, target[part], shown[part], sigma=sigmas[part])
+            return (entropy[:, 0] * rates[part]).float()
+
+        return self._outcome(model, _ask(model, rows.x_t, t), rows, t=t, losses=losses)
+
+
+def _scored(batch: TrainingBatch, x_t: Tensor) -> NoisedRows:
+    """Rows in which every real position counts alike, but the given ones, which are shown as they are."""
+    scored = torch.ones_like(x_t, dtype=torch.bool) if batch.real is None else batch.real
+    if batch.given is not None:
+        x_t, scored = torch.where(batch.given, batch.x_1, x_t), scored & ~batch.given
+    mean = (scored / scored.sum(1, keepdim=True).clamp(min=1)).float() / len(x_t)
+    return NoisedRows(batch.x_1, x_t, mean, scored, scored)
 
 
 register_objective("mdlm", MdlmConfig, lambda config, path: MdlmObjective(path, shortest=config.shortest))
@@ -509,3 +568,4 @@ register_objective("duo", DuoConfig, lambda config, path: DuoObjective(path, con
 register_objective("duo-dcd", ConsistencyConfig, lambda config, path: ConsistencyObjective(path, config=config))
 register_objective("sdtt", RoundConfig, lambda config, path: RoundObjective(path, config=config))
 register_objective("hdlm-epsilon", HybridConfig, lambda config, path: HybridObjective(path, config=config))
+register_objective("hdlm-gamma", GammaConfig, lambda config, path: GammaObjective(path, config=config))

@@ -183,7 +183,7 @@ class Corrector(Remasking):
 class Confidence(Remasking):
     """remdm-conf: rho_max shared out over the shown positions by softmax(-p), p the confidence when last revealed.
 
-    It sums to rho_max over the text: about one remasked token a step at most. Masked positions are revealed as in
+    It sums to rho_max over the text: about one remasked token per step at most. Masked positions are revealed as in
     MDLM, without the compensation of the other rules, so masks run ahead of the schedule and some are left to the last
     call. `confidence` is float64 [B, L], minus the probability, -inf at masks.
     """

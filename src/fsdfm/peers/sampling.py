@@ -2,9 +2,9 @@
 
     sample(denoiser, path, x_0, grid=Grid.uniform(8), noise=noise, rule=LawRule(remdm.Cap(eta=0.04)))
 
-A peer's step is a law a position (`StepLaw`); `LawRule` asks the posterior for the rows that may change and draws from
-the law by the exact draw. `fsdfm.flow.RULES` knows the published settings by name: see `PEER_RULES`. What a rule of a
-mask source does here and its original does not: the mask is never drawn as a token, and a step that ends at t = 1
+A peer's step is a law per position (`StepLaw`); `LawRule` asks the posterior for the rows that may change and draws
+from the law by the exact draw. `fsdfm.flow.RULES` knows the published settings by name: see `PEER_RULES`. What a rule
+of a mask source does here and its original does not: the mask is never drawn as a token, and a step that ends at t = 1
 reveals everything, so that S steps are S calls and no further one is needed.
 
     law = end_law(rule, say, start, times=times, states=states)  # the law it ends in, by enumeration
@@ -12,6 +12,7 @@ reveals everything, so that S steps are S calls and no further one is needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,8 +29,8 @@ from fsdfm.flow.schedule import Time
 from fsdfm.noise import Purpose
 from fsdfm.peers import duo, hdlm, remdm, sedd
 from fsdfm.peers.mdlm import Ancestral, subs
-from fsdfm.peers.noising import column
-from fsdfm.peers.transition import draw_tokens, joint_matrix, masked_law
+from fsdfm.peers.noising import Geometric, column
+from fsdfm.peers.transition import clipped, draw_tokens, joint_matrix, masked_law
 
 __all__ = [
     "PEER_RULES",
@@ -37,9 +38,12 @@ __all__ = [
     "ConfidenceRule",
     "Counted",
     "DuoRule",
+    "GammaStep",
     "LawRule",
     "StepLaw",
+    "UniformSEDDRule",
     "end_law",
+    "geometric_grid",
     "released_times",
     "tail_grid",
 ]
@@ -48,7 +52,10 @@ _ROWS = 64  # whose laws live at a time: float64 [rows, V]
 
 
 class StepLaw(Protocol):
-    """A sampler's step as transition probabilities."""
+    """A sampler's step as transition probabilities.
+
+    One whose `keeps_shown` is true never changes a shown token of a masked model: nobody is asked about those.
+    """
 
     def law(self, logits: Tensor, x_t: Tensor, *, t: Time, t_next: Time) -> Tensor:
         """P(x_next | x_t) of every position: float64 [B, L, V]."""
@@ -109,10 +116,17 @@ class LawRule(StepRule):
         """The rule with another setting of its step."""
         return replace(self, step=replace(self.step, **options))  # type: ignore[type-var]
 
+    @property
+    def keeps_shown(self) -> bool:
+        """Whether a token that is shown always stays."""
+        return self.source == "mask" and bool(getattr(self.step, "keeps_shown", False))
+
     def plan(self, state: SamplerState) -> Plan:
-        """All rows but the frozen ones: a shown token may be masked again, or replaced."""
+        """All rows but the frozen ones: a shown token may be masked again, or replaced; where it never is, masks."""
         self._check(state)
         free = torch.ones_like(state.x_t, dtype=torch.bool) if state.frozen is None else ~state.frozen
+        if self.keeps_shown:
+            free = free & (state.x_t == state.path.source.mask_token)
         return Plan(free.flatten().nonzero()[:, 0])
 
     def _check(self, state: SamplerState) -> None:
@@ -253,6 +267,85 @@ class DuoRule(LawRule):
         return law[:, 0]
 
 
+@dataclass(frozen=True)
+class UniformSEDDRule(LawRule):
+    """SEDD's steps on the uniform graph, for any model of a uniform source: the posterior is made scores first.
+
+    kind   "analytic", or "euler": a first-order step in ln sigma, theirs on `geometric_grid`; the step that ends at
+           t = 1 is analytic, their last call
+
+    Sigma is -ln kappa, at most `Geometric().largest`.
+    """
+
+    source: Literal["mask", "uniform"] = "uniform"
+    kind: Literal["analytic", "euler"] = "analytic"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("analytic", "euler"):
+            raise ValueError(f"kind is {self.kind!r}; allowed are analytic and euler")
+
+    def options(self) -> dict[str, Any]:
+        """Its own."""
+        return {"kind": self.kind}
+
+    def with_options(self, **options: Any) -> StepRule:
+        """With its own options set."""
+        return replace(self, **options)
+
+    def row_law(self, logits: Tensor, rows: Tensor, state: SamplerState) -> Tensor:
+        """The weights of a step, clipped; temperature, top-k and top-p act on the posterior."""
+        sample = (rows // state.x_t.shape[1]).to(state.t.device)
+        kappas = (state.path.schedule.kappa(time)[sample].to(logits.device) for time in (state.t, state.t_next))
+        now, then = (-torch.log(kappa.clamp(min=math.exp(-Geometric().largest))) for kappa in kappas)
+        graph, x_t = sedd.Uniform(), state.x_t.flatten()[rows][:, None]
+        scores = graph.scores(torch.softmax(_filtered(logits, state), -1)[:, None], x_t, now)
+        weights = graph.analytic(scores, x_t, now - then)
+        if self.kind == "euler":
+            euler = graph.euler(scores, x_t, now * torch.log(now / then))
+            weights = torch.where((then > 0)[:, None, None], euler, weights)
+        return clipped(weights)[:, 0]
+
+
+@dataclass(frozen=True)
+class GammaStep(LawRule):
+    """gamma-HDLM's step as a rule, on the raw outputs of its network; the last step forbids the mask.
+
+    gamma       that of the model: a checkpoint advises its own
+    own_score   "one", or "network": as released (`hdlm.GammaRule`)
+    """
+
+    gamma: float = 0.01
+    own_score: Literal["one", "network"] = "one"
+    keeps_shown = False  # its noise has random tokens, too
+
+    def __post_init__(self) -> None:
+        hdlm.GammaHybrid(self.gamma)
+        if self.own_score not in ("one", "network"):
+            raise ValueError(f"own_score is {self.own_score!r}; allowed are one (mended) and network (as released)")
+
+    def options(self) -> dict[str, Any]:
+        """Its own."""
+        return {"gamma": self.gamma, "own_score": self.own_score}
+
+    def with_options(self, **options: Any) -> StepRule:
+        """With its own options set."""
+        return replace(self, **options)
+
+    def row_law(self, logits: Tensor, rows: Tensor, state: SamplerState) -> Tensor:
+        """Temperature, top-k and top-p act on the scores; the mask's own as released, where that is asked for."""
+        rule = hdlm.GammaRule(hdlm.GammaHybrid(self.gamma), self.own_score)
+        sample = (rows // state.x_t.shape[1]).to(state.t.device)
+        shaped, x_t = _filtered(logits, state), state.x_t.flatten()[rows][:, None]
+        if self.own_score == "network":
+            shaped[:, -1] = logits[:, -1].to(shaped)
+        t, t_next = state.t[sample].to(logits.device), state.t_next[sample].to(logits.device)
+        law = rule.law(shaped[:, None], x_t, t=t, t_next=t_next)
+        if bool((t_next == 1).any()):
+            last = rule.last_law(shaped[:, None], x_t, t=t, t_next=t_next)
+            law = torch.where((column(t_next) == 1)[..., None], last, law)
+        return law[:, 0]
+
+
 PEER_RULES: dict[str, StepRule] = {
     "mdlm": LawRule(Ancestral()),
     "remdm-cap": LawRule(remdm.Cap(eta=0.04)),
@@ -262,7 +355,9 @@ PEER_RULES: dict[str, StepRule] = {
     "forward-backward": LawRule(remdm.ForwardBackward()),
     "dfm-corrector": LawRule(remdm.Corrector()),
     "sedd": LawRule(sedd.Rule()),
+    "sedd-uniform": UniformSEDDRule(),
     "hdlm-acs": LawRule(hdlm.Correction(eta=0.01)),
+    "hdlm-gamma": GammaStep(),
     "duo": DuoRule(),
     "duo-greedy": DuoRule(tail="greedy"),
     "duo-psi": DuoRule(mixture=0.95),
@@ -288,6 +383,14 @@ def tail_grid(calls: int, *, stop: float = 1e-5) -> Grid:
     if calls < 2:
         raise ValueError(f"calls is {calls}; a tail needs at least 2, one before it")
     return Grid(torch.cat([released_times(calls - 1, stop=stop), torch.ones(1, dtype=torch.float64)]))
+
+
+def geometric_grid(calls: int, *, stop: float = 1e-5) -> Grid:
+    """The grid of SEDD's uniform graph in kappa: sigma falls geometrically from 20, and a last call does the rest."""
+    if calls < 2:
+        raise ValueError(f"calls is {calls}; a geometric grid needs at least 2, the last one beside it")
+    times = Geometric().kappa(released_times(calls - 1, stop=stop))
+    return Grid(torch.cat([torch.zeros(1, dtype=torch.float64), times[1:], torch.ones(1, dtype=torch.float64)]))
 
 
 def end_law(rule: StepLaw, say: Callable[[float], Tensor], start: Tensor, *, times: Tensor, states: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """SEDD (Lou, Meng, Ermon 2023, arXiv 2310.16834): score entropy; the network says ratios p_t(y)/p_t(x_t).
 
 Two graphs. `Absorb`: tokens become the mask (the last token); `Uniform`: tokens are redrawn from all N. The log-score
-of the own token is 0. With r the true ratio given x_1, the loss a position is sigma' times
+of the own token is 0. With r the true ratio given x_1, the loss per position is sigma' times
 
     absorb, at masks only:   sum_{y != mask} s_y - r ln s_{x_1} + r (ln r - 1),       r = 1/(e^sigma - 1)
     uniform, everywhere:     (1/N) sum_{y != x_t} [s_y - r_y ln s_y + r_y (ln r_y - 1)]
@@ -42,7 +42,7 @@ class Graph(Protocol):
     """How tokens are destroyed, and what follows for scores."""
 
     def score_entropy(self, log_scores: Tensor, x_1: Tensor, x_t: Tensor, *, sigma: Tensor) -> Tensor:
-        """The loss a position, not yet times sigma': [B, L]."""
+        """The loss per position, not yet times sigma': [B, L]."""
         ...
 
     def euler(self, scores: Tensor, x_t: Tensor, change: Tensor) -> Tensor:
@@ -167,6 +167,11 @@ class Rule:
     noising: Noising = field(default_factory=LogLinear)
     step: Literal["analytic", "euler"] = "analytic"
     scaled: bool = True
+
+    @property
+    def keeps_shown(self) -> bool:
+        """Whether a shown token always stays: the absorbing graph's do."""
+        return isinstance(self.graph, Absorb)
 
     @classmethod
     def uniform(cls, step: Literal["analytic", "euler"] = "analytic") -> Rule:

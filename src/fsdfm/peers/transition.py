@@ -72,7 +72,7 @@ def _restored(ordered: Tensor, order: Tensor) -> Tensor:
 
 
 def draw_tokens(law: Tensor, u: Tensor) -> Tensor:
-    """Tokens [B, L] from a law [B, L, V] (weights are clipped), one float64 uniform a position: the exact draw."""
+    """Tokens [B, L] from a law [B, L, V] (weights are clipped), one float64 uniform per position: the exact draw."""
     log_law = torch.log(clipped(law)).flatten(0, -2)
     return draw(log_law, u.flatten().to(torch.float64)).tokens.view_as(u)
 

@@ -11,7 +11,7 @@ from fsdfm.run.corpora import prepare_corpus
 from fsdfm.run.fitting import Result
 from fsdfm.run.huggingface import import_folder
 from fsdfm.run.imports import FORMATS, ImportConfig, import_weights
-from fsdfm.run.pairs import PairsConfig, make_coded_pairs, make_pairs, make_timed_pairs
+from fsdfm.run.pairs import PairsConfig, make_inverse_pairs, make_pairs, make_timed_pairs
 from fsdfm.run.released import import_released
 from fsdfm.run.training import train
 from fsdfm.run.weights import export, model_config, start
@@ -26,8 +26,8 @@ __all__ = [
     "import_folder",
     "import_released",
     "import_weights",
-    "make_coded_pairs",
     "make_feed",
+    "make_inverse_pairs",
     "make_objective",
     "make_pairs",
     "make_path",

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fsdfm import data
-from fsdfm.config import FlowConfig, Recipe, SampleConfig
+from fsdfm.checkpoint import causal_over
+from fsdfm.config import FlowConfig, ModelSection, Recipe, SampleConfig
 from fsdfm.files import lock, replace_file
 from fsdfm.learn import NextTokenConfig
 from fsdfm.learn.optim import EMA, Optimiser
@@ -27,6 +28,7 @@ from fsdfm.run.build import make_blocks, make_feed, make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 from fsdfm.run.fitting import Result, check_same, describe, fit
 from fsdfm.run.validation import make_validation
+from fsdfm.run.weights import require_files
 from fsdfm.runtime import Runtime, require_strategy
 
 __all__ = ["causal_config", "check_causal", "train_causal"]
@@ -41,9 +43,8 @@ def check_causal(recipe: Recipe) -> None:
         raise ValueError(
             f'objective.kind is "{recipe.objective.kind}", but model.architecture = "causal" is trained on "next-token"'
         )
-    if recipe.model.preset is None:
-        raise ValueError('model.preset is missing: model.architecture = "causal" starts from fresh weights of a size')
-    others = ("parent", "llama2c", "llama2c_tokenizer", "min_count", "cond_width", "transition_rank", "causal_blocks")
+    _check_start(recipe.model)
+    others = ("parent", "cond_width", "transition_rank", "transition_gates", "causal_blocks")
     unused = [f"model.{name}" for name in others if getattr(recipe.model, name) is not None]
     unused += [f"data.{name}" for name in ("pairs", "step_pairs", "given_share") if getattr(recipe.data, name)]
     unused += [
@@ -57,6 +58,26 @@ def check_causal(recipe: Recipe) -> None:
         raise ValueError('runtime.strategy is "fsdp"; allowed are single and ddp with model.architecture = "causal"')
 
 
+def _check_start(section: ModelSection) -> None:
+    """Raise unless the weights are fresh ones of a size, or those of a llama2.c file, nothing else said of them."""
+    if (section.preset is None) == (section.llama2c is None):
+        raise ValueError(
+            'model.preset is missing, or model.llama2c is set beside it: model.architecture = "causal" starts from '
+            "fresh weights of a size, or from an autoregressive model"
+        )
+    if section.preset is not None:
+        decided = ["llama2c_tokenizer"] if section.llama2c_tokenizer is not None else []
+        decided += ["min_count"] if section.min_count is not None else []
+    else:
+        decided = [name for name in _SIZES if getattr(section, name) is not None]
+        decided += ["min_count"] if section.min_count != 1 else []
+    if decided:
+        start = "preset" if section.preset is not None else "llama2c"
+        raise ValueError(
+            f'model.{decided[0]} is not used by model.architecture = "causal" with model.{start}; remove it'
+        )
+
+
 def causal_config(recipe: Recipe, vocab_size: int) -> CausalConfig:
     """The network of a recipe: its preset, and what it changes."""
     preset = PRESETS.get(str(recipe.model.preset))
@@ -67,10 +88,26 @@ def causal_config(recipe: Recipe, vocab_size: int) -> CausalConfig:
     return CausalConfig(vocab_size=vocab_size, max_length=recipe.data.length, **sizes)
 
 
+def _make_model(recipe: Recipe, tokenizer: data.Tokenizer) -> CausalModel:
+    """Fresh weights of a preset, or a llama2.c model's over the tokens of a tokenizer that was made of its own."""
+    section = recipe.model
+    if section.llama2c is None:
+        return CausalModel(causal_config(recipe, tokenizer.vocab_size), seed=recipe.train.seed)
+    require_files(section.llama2c, section.llama2c_tokenizer)
+    model = causal_over(section.llama2c, tokenizer.pieces, section.llama2c_tokenizer)
+    if recipe.data.length > model.config.max_length:
+        raise ValueError(
+            f"data.length is {recipe.data.length}, but {section.llama2c} knows at most {model.config.max_length} "
+            "tokens; take shorter blocks"
+        )
+    return model
+
+
 def train_causal(recipe: Recipe, console: Console | None = None) -> Result:
     """Train the causal model of a recipe, or resume it."""
     check_causal(recipe)
-    causal_config(recipe, vocab_size=2)
+    if recipe.model.llama2c is None:
+        causal_config(recipe, vocab_size=2)
     require_strategy(recipe.runtime)
     out = Path(recipe.out)
     with Runtime(recipe.runtime) as runtime, ExitStack() as held:
@@ -85,7 +122,7 @@ def train_causal(recipe: Recipe, console: Console | None = None) -> Result:
         if (out / _STATE).exists():
             check_same(out / "recipe.toml", recipe)
         processes.on_rank0(lambda: describe(out, recipe))
-        model = CausalModel(causal_config(recipe, corpus.header.vocab_size), seed=recipe.train.seed)
+        model = _make_model(recipe, corpus.tokenizer)
         ema = EMA(model, recipe.optim.ema)
         for network in (model, ema.module):
             runtime.place(network)

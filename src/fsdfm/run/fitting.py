@@ -134,7 +134,7 @@ def fit(
 
 
 def check_same(file: Path, recipe: Recipe) -> None:
-    """Raise if a run would go on with other data, another model or another objective than it began with."""
+    """Raise if a run would resume with other data, another model or another objective than it began with."""
     if not file.exists():
         return
     for key, (old, new) in differences(read_recipe(file), recipe).items():

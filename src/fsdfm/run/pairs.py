@@ -1,4 +1,4 @@
-"""Coupled pairs to train on: what a parent makes of noise, or text with the noise that spells it."""
+"""Coupled pairs to train on: what a parent makes of noise, or text with inverse-autoregressive noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
 from fsdfm.terminal import moving_bar
 
-__all__ = ["PairsConfig", "make_coded_pairs", "make_pairs", "make_timed_pairs"]
+__all__ = ["PairsConfig", "make_inverse_pairs", "make_pairs", "make_timed_pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class PairsConfig:
 
     num: int = 4096  # in all; what is there already counts
     length: int | None = None  # tokens; None: the parent's
-    draws: str = "free"  # or `tied` to the noise: x_1 is then a more certain function of x_0 (`fsdfm.flow.coupling`)
+    draws: str = "free"  # or quantile: x_1 is then a more certain function of x_0 (`fsdfm.flow.coupling`)
     batch_size: int = 16  # made at a time; it does not change them
     steps: int = 64  # this and the rest as in `SamplerConfig`, the parent's own advice included
     seed: int = 0
@@ -89,7 +89,7 @@ def make_timed_pairs(
     runtime: RuntimeConfig | None = None,
     console: Console | None = None,
 ) -> int:
-    """Noise rows of a packed corpus, each to a time of its own, let a parent go on from there, keep both; resumable.
+    """Noise rows of a packed corpus, each to a time of its own, let a parent continue from there, keep both; resumable.
 
     Train on them with the path loss, `model.parent` the same parent and `data.pairs` the folder.
     """
@@ -130,36 +130,39 @@ def make_timed_pairs(
         return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
-def make_coded_pairs(
+def make_inverse_pairs(
     parent: str | Path,
-    coder: str | Path,
+    autoregressive: str | Path,
     corpus: str | Path,
     *,
     out: str | Path,
     config: PairsConfig | None = None,
-    coder_tokenizer: str | Path | None = None,
+    autoregressive_tokenizer: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
     console: Console | None = None,
 ) -> int:
-    """Rows of a packed corpus, each with the noise that spells it under an autoregressive model; resumable.
+    """Rows of a packed corpus, each with the noise that an autoregressive model turns into it; resumable.
 
     parent   whose tokenizer, length and first token they are for
-    coder    a llama2.c .bin whose tokenizer the parent's was made of; `coder_tokenizer` is its tokenizer.bin
+    autoregressive             a llama2.c .bin whose tokenizer the parent's was made of
+    autoregressive_tokenizer   its tokenizer.bin
     config   num, length, seed and batch_size count here
     """
     config = config or PairsConfig()
     bundle = load_model(parent)
     first = bundle.bos_id
     if first is None:
-        raise ValueError(f"{parent} has no first token that is given; coded noise needs something to precede a text")
+        raise ValueError(
+            f"{parent} has no first token that is given; inverse-autoregressive noise needs something to precede a text"
+        )
     length = config.length or bundle.length
-    causal = causal_over(coder, bundle.tokenizer.pieces, coder_tokenizer).eval()
+    causal = causal_over(autoregressive, bundle.tokenizer.pieces, autoregressive_tokenizer).eval()
     blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
         return data.begin_with(first, blocks.rows(samples).x_1)
 
-    about = {"coder": file_sha256(Path(coder)), "corpus": Path(corpus).name, "seed": config.seed}
+    about = {"autoregressive": file_sha256(Path(autoregressive)), "corpus": Path(corpus).name, "seed": config.seed}
     header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)
@@ -189,7 +192,7 @@ def _fill(
 def _pair_maker(bundle: Checkpoint, config: PairsConfig, sampler: SamplerConfig) -> Reflow:
     draws = find_named(DRAWS, config.draws, "draws")
     if draws is not None and sampler.jump not in (None, "exact", "spaced"):
-        raise ValueError(f"jump is {sampler.jump!r} with tied draws; allowed are exact and spaced")
+        raise ValueError(f"jump is {sampler.jump!r} with draws quantile; allowed are exact and spaced")
     return Reflow(
         bundle.model,
         bundle.path,

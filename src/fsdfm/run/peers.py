@@ -1,11 +1,11 @@
-"""The peers' published weights, made checkpoint folders: MDLM, Duo, SEDD, SDTT, epsilon-HDLM."""
+"""The peers' published weights, made checkpoint folders: MDLM, Duo, SEDD, SDTT, HDLM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -24,12 +24,10 @@ _NETWORKS: dict[System, dict[str, str]] = {
     "mdlm": {"clock": "none"},
     "sdtt": {"clock": "none"},
     "hdlm-epsilon": {"clock": "none"},
+    "hdlm-gamma": {"clock": "hybrid"},
     "sedd-absorb": {"clock": "sigma"},
     "sedd-uniform": {"clock": "geometric", "says": "uniform-scores"},
     "duo": {"clock": "sigma", "says": "leave-one-out"},
-}
-_REFUSED: dict[System, str] = {
-    "hdlm-gamma": "its network blends the mask into every embedding by the noise of the position",
 }
 
 
@@ -53,11 +51,6 @@ def import_peer(
     dtype = torch.float16 if half else torch.float32
     chosen = cast(EmaOrRaw | None, weights)
     with open_layout(source, system=system, weights=chosen) as found:
-        if found.system in _REFUSED:
-            raise ValueError(
-                f"{found.path} holds {found.system}: {_REFUSED[found.system]}; fsdfm.peers.network runs it, "
-                "generate, evaluate and train cannot"
-            )
         bundle = _checkpoint(found, data.make_tokenizer(tokenizer))
         with console.status(f"reading {found.path}, {found.path.stat().st_size / 1e9:.1f} GB"):
             about = {"file": found.path.name, "group": found.system, "sha256": file_sha256(found.path)}
@@ -91,9 +84,14 @@ def _checkpoint(found: PeerWeights, tokenizer: data.Tokenizer) -> Checkpoint:
             f"{found.path} has {theirs} tokens{', the mask included' if found.masked else ''}, and the tokenizer "
             f"{tokenizer.vocab_size}; name the model's own tokenizer"
         )
-    network = ModelConfig.from_dict({**found.config.to_dict(), "vocab_size": ours, **_NETWORKS[found.system]})
+    gamma = found.about.gamma if found.system == "hdlm-gamma" else 0.0
+    changes = {"vocab_size": ours, "blend": gamma, **_NETWORKS[found.system]}
+    network = ModelConfig.from_dict({**found.config.to_dict(), **changes})
     with torch.device("meta"):
         model = DiT(network).eval()
     source = (flow.MaskSource if found.masked else flow.UniformSource)(network.vocab_size)
-    facts = {"weights": _WEIGHTS[found.kind], "objective": {"kind": found.system}}
+    facts: dict[str, Any] = {"weights": _WEIGHTS[found.kind], "objective": {"kind": found.system}}
+    if gamma:
+        facts["objective"]["gamma"] = gamma
+        facts["sampling"] = {"jump": f"hdlm-gamma:gamma={gamma}"}
     return Checkpoint(model, flow.MixturePath(source), tokenizer, length=found.about.length, facts=facts)

@@ -7,7 +7,7 @@
     wandb         Weights & Biases, as its own settings say: WANDB_MODE=offline keeps everything here
 
 Numbers are logged as they are, sampled texts as words, their timelines as a page (trackio, wandb) or a picture
-(TensorBoard, where the extra `plots` is installed). A tracker that fails while the run goes on is dropped with a
+(TensorBoard, where the extra `plots` is installed). A tracker that fails while the run continues is dropped with a
 warning: no run is lost to it.
 """
 

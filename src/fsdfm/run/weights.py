@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,19 @@ import torch
 from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, convert_llama2c, load_model, save_model
 from fsdfm.config import DataConfig, ModelSection, Recipe
-from fsdfm.generate import check_advice
+from fsdfm.generate import LanguageModel, check_advice, fit_curve
 from fsdfm.learn import AutoregressiveTeacher, GeneralisedKL, NextTokenConfig, Objective
-from fsdfm.model import CausalHead, CausalHeadConfig, CausalModel, DiT, ModelConfig, Network, Transformer, build_network
+from fsdfm.model import (
+    CausalHead,
+    CausalHeadConfig,
+    CausalModel,
+    CRFConfig,
+    DiT,
+    ModelConfig,
+    Network,
+    Transformer,
+    build_network,
+)
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -26,9 +37,11 @@ __all__ = [
     "import_llama2c",
     "is_step_aware",
     "model_config",
+    "require_files",
     "start",
 ]
 
+_CURVE_TEXTS = 64  # documents that an entropy curve is fitted on
 _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond_width", "style")
 
 
@@ -110,7 +123,7 @@ def autoregressive_teacher(recipe: Recipe, bundle: Checkpoint) -> CausalModel | 
     asked = make_objective(recipe.objective, bundle.path).teacher
     if not isinstance(asked, AutoregressiveTeacher):
         return None
-    _require_files(asked.checkpoint, asked.tokenizer)
+    require_files(asked.checkpoint, asked.tokenizer)
     if bundle.bos_id is None:
         raise ValueError(
             "objective.teacher is autoregressive, which needs a token before the first; this model's texts begin with "
@@ -150,7 +163,9 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
     if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
         raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
-        bundle = _linked(recipe, bundle, out)
+        bundle = _with_transitions(recipe, bundle, out)
+    if recipe.model.transition_gates is not None:
+        bundle = _with_gates(recipe.model.transition_gates, bundle)
     if recipe.model.causal_blocks is not None:
         bundle = _with_causal_head(recipe.model, bundle)
     if bundle.model.config.posterior is not None:
@@ -168,14 +183,14 @@ def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
         raise ValueError("model.causal_blocks is for a DiT; leave it out")
     model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
     if section.causal_start is not None:
-        _require_files(section.causal_start, section.llama2c_tokenizer)
+        require_files(section.causal_start, section.llama2c_tokenizer)
         causal = causal_over(section.causal_start, bundle.tokenizer.pieces, section.llama2c_tokenizer)
         assert isinstance(model.joint, CausalHead)
         model.joint.start_from(causal)
     return replace(bundle, model=model)
 
 
-def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
+def _with_transitions(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
     """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
     rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
     assert rank is not None
@@ -188,6 +203,18 @@ def _linked(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
     corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
     counts = corpus.count_followers(bundle.path.source.vocab_size)
     return replace(bundle, model=bundle.model.with_transitions(*flow.pmi_transitions(counts, rank)))
+
+
+def _with_gates(width: int, bundle: Checkpoint) -> Checkpoint:
+    """The checkpoint with dynamic transitions."""
+    model = bundle.model
+    if not isinstance(model, DiT) or not isinstance(model.config.posterior, CRFConfig):
+        raise ValueError(
+            "model.transition_gates is for a DiT with transitions; set model.transition_rank, to 64 perhaps"
+        )
+    if model.config.posterior.gate_width == width:
+        return bundle
+    return replace(bundle, model=model.with_gates(width))
 
 
 def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:
@@ -247,7 +274,7 @@ def _converted(recipe: Recipe) -> Checkpoint:
 def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Checkpoint:
     """The denoiser of a llama2.c checkpoint over the tokens that the inputs use; without inputs over all of them."""
     assert section.llama2c is not None
-    _require_files(section.llama2c, section.llama2c_tokenizer)
+    require_files(section.llama2c, section.llama2c_tokenizer)
     texts = None
     if config.inputs:
         texts = data.texts(
@@ -263,7 +290,8 @@ def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Check
     return Checkpoint(parts.denoiser, path, tokenizer, length=length, bos_id=parts.bos_id, facts=facts)
 
 
-def _require_files(*names: str | None) -> None:
+def require_files(*names: str | None) -> None:
+    """Raise for a file of an autoregressive model that is not there; None is none."""
     for file in filter(None, names):
         if not Path(file).is_file():
             raise ValueError(f"{file} is not a file; name a llama2.c checkpoint and its tokenizer.bin")
@@ -343,18 +371,37 @@ def import_llama2c(section: ModelSection, config: DataConfig, out: str | Path, *
 
 
 def export(
-    checkpoint: str | Path, out: str | Path, *, half: bool = False, sampling: Mapping[str, Any] | None = None
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    half: bool = False,
+    sampling: Mapping[str, Any] | None = None,
+    curve_text: str | None = None,
 ) -> Checkpoint:
     """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else.
 
     sampling   how the model is best sampled, {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}: what its users
                get unless they say otherwise; None: as the checkpoint advises, {}: no advice
+    curve_text  text that it was not trained on: the entropy curve is fitted there and joins the advice
     """
     if sampling is not None:
         check_advice(sampling)
+    held_out = None if curve_text is None else _first_documents(curve_text)
     bundle = load_model(checkpoint)
+    if held_out is not None:
+        curve = fit_curve(LanguageModel(bundle), held_out)
+        advised = bundle.facts.get("sampling", {}) if sampling is None else sampling
+        sampling = {**advised, "curve": [round(nats, 4) for nats in curve.nats]}
     if sampling is not None:
         others = {name: value for name, value in bundle.facts.items() if name != "sampling"}
         bundle = replace(bundle, facts={**others, **({"sampling": dict(sampling)} if sampling else {})})
     save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
     return bundle
+
+
+def _first_documents(name: str) -> list[str]:
+    """The first documents of a text, which an entropy curve is fitted on."""
+    found = [text for text in islice(data.texts(data.open_documents([name])), _CURVE_TEXTS) if text.strip()]
+    if not found:
+        raise ValueError(f"{name} holds no text to fit the curve on; name a file with some documents")
+    return found

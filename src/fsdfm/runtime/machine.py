@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fsdfm.checks import require_whole
 from fsdfm.runtime.dropout import SampleDropout
 from fsdfm.runtime.processes import ALONE, Processes, process_count
 
@@ -42,8 +43,7 @@ class RuntimeConfig:
     strategy: Strategy = "single"  # ddp and fsdp: over the processes that torchrun starts; fsdp shares the weights too
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise ValueError(f"threads is {self.threads}; allowed are 0 (torch's own choice) and more")
+        require_whole("threads", self.threads, 0)  # 0: torch's own choice
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision is {self.precision!r}; allowed are {', '.join(get_args(Precision))}")
 
@@ -137,15 +137,14 @@ class Runtime:
 
     # --- a step of several processes ----------------------------------------------------------------------------------
 
-    def student(self, model: nn.Module) -> nn.Module:
-        """The network in training: call it with a function of the network to average its gradients over processes."""
-        student = Student(model)
+    def student(self, model: nn.Module) -> nn.Module | None:
+        """Under `ddp` the wrapper of a network: call it with a function of the network, and gradients are averaged."""
         if self.config.strategy != "ddp":
-            return student
-        return DistributedDataParallel(student, gradient_as_bucket_view=True)
+            return None
+        return DistributedDataParallel(Student(model), gradient_as_bucket_view=True)
 
-    def accumulating(self, student: nn.Module) -> AbstractContextManager[object]:
-        """Inside, gradients only add up: the processes average them once a step, in its last portion.
+    def accumulating(self, student: nn.Module | None) -> AbstractContextManager[object]:
+        """Inside, gradients only add up: the processes average them once per step, in its last portion.
 
         Under `fsdp` they are averaged in every portion, since none has room for all of them.
         """

@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _PATIENCE = timedelta(days=1)  # the first process may pack a corpus while the others wait
-_AGAIN = "the same command goes on from there, and torchrun --max-restarts=3 gives it by itself"
+_AGAIN = "the same command resumes from there, and torchrun --max-restarts=3 gives it by itself"
 _BROKEN = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "gloo", "NCCL", "Socket")
 
 
@@ -100,7 +100,7 @@ class Processes:
         return [result for part in parts for result in part]
 
     def rounds(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[list[_R]]:
-        """The results of `map`, one a process at a time, so that progress can be told of in between."""
+        """The results of `map`, one per process at a time, so that progress can be told of in between."""
         for start in range(0, len(items), self.count):
             yield self.map(function, items[start : start + self.count])
 
@@ -160,7 +160,7 @@ class Processes:
 
     @contextmanager
     def watch(self, saved: str, again: str = _AGAIN) -> Iterator[None]:
-        """Say in one sentence that another process is gone, what was `saved`, and how to go on."""
+        """Say in one sentence that another process is gone, what was `saved`, and how to resume."""
         try:
             yield
         except RuntimeError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fsdfm.plugins import import_plugin, imported_plugins
 from fsdfm.runtime.processes import EchoError, process_count
 
 __all__ = ["share_threads", "spawn_local"]
@@ -38,7 +39,11 @@ def spawn_local(count: int, function: Callable[..., Any], *arguments: Any) -> It
         raise ValueError(f"processes is {count}, but torchrun started {process_count()} already; leave the option out")
     spawn = multiprocessing.get_context("spawn")
     places = _places(count)
-    others = [spawn.Process(target=_join, args=(place, function, arguments), daemon=True) for place in places[1:]]
+    plugins = {"plugins": imported_plugins()}
+    others = [
+        spawn.Process(target=_join, args=(place, function, arguments), kwargs=plugins, daemon=True)
+        for place in places[1:]
+    ]
     try:
         for other in others:
             other.start()
@@ -81,9 +86,13 @@ def _told(place: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _join(place: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _join(
+    place: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...], *, plugins: tuple[str, ...]
+) -> None:
     os.environ.update(place)
     try:
+        for plugin in plugins:
+            import_plugin(plugin)
         function(*arguments)
     except EchoError:
         sys.exit(2)
