@@ -80,13 +80,20 @@ def test_a_sweep_alone_compares_nothing(tmp_path):
     assert row["tokens_per_second"] == pytest.approx(4 / row["seconds"])
 
 
+@pytest.mark.slow
 def test_what_a_joint_posterior_costs():
     setting = GenerateBench("stories", 6, 2, 1, compare=("trunk", "causal", "crf", "ar"), clock="cpu", changes=SMALL)
     result = bench_generate(setting)
     seconds = result["seconds"]
     trunk = seconds["trunk"] / 2
     assert result["causal_draw_over_trunk"] == pytest.approx((seconds["causal call"] - trunk) / trunk)
+    assert result["causal_draw_over_trunks_of_a_text"] == pytest.approx(result["causal_draw_over_trunk"] / 2)
+    of_16 = (seconds["causal call of 16"] / 16 - trunk) / trunk
+    assert result["causal_draw_over_trunk_of_16"] == pytest.approx(of_16)
     assert result["causal_text_over_autoregressive"] == seconds["causal text"] / seconds["autoregressive"]
+    assert result["causal_call_over_autoregressive"] == seconds["causal call"] / seconds["autoregressive"]
+    together = seconds["causal call of 16"] / seconds["autoregressive of 16"]
+    assert result["causal_call_over_autoregressive_of_16"] == together
     assert result["head_steps"] == 6
     assert result["over_trunk"] > 0
 

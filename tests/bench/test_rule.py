@@ -5,6 +5,7 @@ import pytest
 from fsdfm.bench.rule import JUMPS, JumpBench, bench_jump
 
 
+@pytest.mark.slow
 def test_every_rule_has_its_ratios():
     result = bench_jump(JumpBench(length=16, vocab_size=300, repeats=1))
     for name in JUMPS:

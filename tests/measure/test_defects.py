@@ -110,7 +110,7 @@ def test_what_is_no_defect_is_refused(texts: list[str]) -> None:
         inject("typos", texts, strength=0.1, noise=noise)
     with pytest.raises(ValueError, match="strength is 2"):
         inject("repetition", texts, strength=2, noise=noise)
-    with pytest.raises(ValueError, match="one a text"):
+    with pytest.raises(ValueError, match="one per text"):
         inject("repetition", texts, strength=0.5, noise=Noise(0, [1]))
     with pytest.raises(ValueError, match="four and two"):
         find_sights({}, texts[:2], [], noise=noise)

@@ -141,3 +141,16 @@ def test_trunk_features_are_means_of_the_finished_text_behind_its_first_token() 
     assert found[0].tolist() == pytest.approx(rows[0].double().mean(0).tolist(), rel=1e-4)
     assert (found[1] == 0).all()
     assert (trunk_features(bundle)(["abcdef"])[0] == found[2]).all()
+
+
+def test_the_scale_is_the_standard_deviation_of_a_sample() -> None:
+    found: list[float] = []
+
+    def distance(a: np.ndarray, b: np.ndarray) -> float:
+        found.append(float(np.abs(a.mean() - b.mean())))
+        return found[-1]
+
+    real = np.arange(12.0)[:, None] ** 2
+    scale = split_scale(distance, real, size=4, noise=Noise(0, range(3)))
+    assert scale.mean == pytest.approx(sum(found) / 3)
+    assert scale.sd == pytest.approx((sum((value - scale.mean) ** 2 for value in found) / 2) ** 0.5)

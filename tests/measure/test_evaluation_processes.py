@@ -160,7 +160,7 @@ def test_stopped_it_keeps_its_rows(files, tmp_path, end):
     os.kill(process.pid, end)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert f"stopped with 1 finished row, in {out}; the same command goes on" in told
+    assert f"stopped with 1 finished row, in {out}; the same command resumes" in told
     assert "Traceback" not in told
     assert [row.steps for row in load_evaluation(out).rows] == [1]
     assert not any(Path(f"/proc/{other}").exists() for other in others)
@@ -174,7 +174,7 @@ def test_bereft_it_says_so_and_goes_on(files, tmp_path):
     _, told = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "error: process 0 of 2 lost another one" in told
-    assert f"what {out} holds is whole: the same command goes on from there" in told
+    assert f"what {out} holds is whole: the same command resumes from there" in told
     assert [row.steps for row in load_evaluation(out).rows] == [1]
     for file, more in ((out, ["--processes", "2"]), (whole, [])):
         process = command(files, file, steps="1,2", more=more)

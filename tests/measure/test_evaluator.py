@@ -111,7 +111,7 @@ def test_the_alternative_continues_the_same_rows_for_its_brier():
     alternative = Alternative("ar", judge_model(0))
     bundle = known_bundle(oracle(rows))
     found = evaluate(
-        bundle, Data(real=rows, alternative=alternative), None, options=options(metrics=["brier"], steps=(1,))
+        bundle, Data(real=rows, alternatives=(alternative,)), None, options=options(metrics=["brier"], steps=(1,))
     )
     assert found.alternatives[0].metrics["brier_lm"].facts["contexts"] == 6
 
@@ -257,7 +257,7 @@ def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
         archive = Archive.create(tmp_path / "a.jsonl", {"model": {}}, ["model"])
         keep = Interrupt(file, rows)
         try:
-            done = evaluate(bundle, data, judge(), options=asked, archive=archive, earlier=earlier, keep=keep)
+            done = evaluate(bundle, data, judge(), options=asked, archive=archive, earlier=earlier, on_row=keep)
         except KeyboardInterrupt:
             earlier = load_evaluation(file)
     assert without_times(load_evaluation(file)) == without_times(whole) == without_times(done)
@@ -275,14 +275,19 @@ def test_half_a_row_is_gone_on_with(tmp_path):
 
     archive = Archive.create(tmp_path / "a.jsonl", {}, [])
     with pytest.raises(KeyboardInterrupt):
-        evaluate(bundle, data, judge(), options=asked, archive=archive, tell=stop)
+        evaluate(bundle, data, judge(), options=asked, archive=archive, on_progress=stop)
     with archive.file.open("a") as lines:
         lines.write('{"kind": "text", "steps": 2, "temp')  # the line that the power cut short
     assert len(archive.drawn("text", 2, temperature=1.0, num=6)) == 4
     drawn = []
     archive = Archive.create(tmp_path / "a.jsonl", {}, [])
     done = evaluate(
-        bundle, data, judge(), options=asked, archive=archive, tell=lambda what, done, _: drawn.append((what, done))
+        bundle,
+        data,
+        judge(),
+        options=asked,
+        archive=archive,
+        on_progress=lambda what, done, _: drawn.append((what, done)),
     )
     assert ("steps 2: text at temperature 1", 4) in drawn
     assert ("steps 2: text at temperature 1", 2) not in drawn

@@ -30,7 +30,7 @@ def evidence() -> Evidence:
 
 def test_real_text_is_near_and_other_text_is_far(evidence: Evidence) -> None:
     near, far = evidence.measure(rows(1, 30)), evidence.measure(rows(2, 30, ["zebra", "xyz!", "QQ"]))
-    for name in ("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_meaning_z"):
+    for name in ("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_style_z", "mmd_ngram_z", "mmd_meaning_z"):
         assert abs(near[name].value) < 5, name
         assert far[name].value > 5.5, name
         assert near[name].low < near[name].value < near[name].high

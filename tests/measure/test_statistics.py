@@ -42,7 +42,7 @@ def test_the_interval_of_a_ratio_covers_the_truth(monkeypatch: pytest.MonkeyPatc
     covered = 0
     for trial in range(100):
         tokens = 20 + 200 * draws_of(trial, 60)
-        nll = tokens * (1.5 + draws_of(10_000 + trial, 60))  # 2 nats a token on average
+        nll = tokens * (1.5 + draws_of(10_000 + trial, 60))  # 2 nats per token on average
         interval = bootstrap_ratio(nll, tokens, seed=trial)
         covered += interval.low <= 2 <= interval.high
     assert 88 <= covered <= 100  # 95 of 100, and three standard errors below

@@ -56,10 +56,23 @@ def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) ->
     controls = {"cycle": {"token_perplexity": Measured(64.1)}}
     save_evaluation(replace(found, alternatives=(written,), controls=controls), results / "all.json")
     text = "".join(
-        f"<!-- number all.json {which} token_perplexity -->?<!-- /number -->" for which in ("alternative", "cycle")
+        f"<!-- number all.json {which} token_perplexity -->?<!-- /number -->"
+        for which in ("alternative", "ar", "cycle")
     )
-    assert "10.2" in fill_blocks(text, results)
+    assert fill_blocks(text, results).count("10.2") == 2
     assert "64.1" in fill_blocks(text, results)
+
+
+def test_a_joined_row_has_the_seconds_of_the_one_that_measured_more() -> None:
+    few, many = (
+        Row(steps=8, seconds_per_sample=seconds, metrics=dict.fromkeys(names, Measured(1.0)))
+        for seconds, names in ((0.1, ["brier_lm"]), (0.9, ["token_perplexity", "entropy_bits"]))
+    )
+    base = evaluation(8, 47.6)
+    for order in ((few, many), (many, few)):
+        (joined,) = join_evaluations([replace(base, rows=(row,)) for row in order]).values()
+        assert joined.rows[0].seconds_per_sample == 0.9
+        assert set(joined.rows[0].metrics) == {"brier_lm", "token_perplexity", "entropy_bits"}
 
 
 def test_rows_that_measured_different_things_are_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_models_are_compared_at_entropies_that_both_have() -> None:
     assert [row[2] for row in table.rows] == ["5.00", "5.25", "5.50", "5.75", "6.00"]
     assert all(row[3].startswith("**0.500 [0.4") for row in table.rows)
     assert equal_entropy_table(Comparison(("A",), (evaluation("A", 0.0),))) is None
+
+
+def test_sweeps_with_no_budget_in_common_are_compared_each_with_each() -> None:
+    few = evaluation("B", math.log(0.5))
+    few = replace(
+        few, **{part: tuple(replace(r, steps=1) for r in getattr(few, part)) for part in ("rows", "frontier")}
+    )
+    table = equal_entropy_table(Comparison(("A", "B"), (evaluation("A", 0.0), few)))
+    assert table is not None
+    assert {row[1] for row in table.rows} == {"1 against 8"}
+    assert all(row[3].startswith("**0.500 [0.4") for row in table.rows)
 
 
 def test_report_and_csv_have_both(tmp_path: Path) -> None:

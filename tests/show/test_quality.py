@@ -115,7 +115,7 @@ def test_a_metric_table_has_intervals_and_entropy_beside_perplexity():
 def test_a_models_table_has_what_was_measured_and_only_that():
     comparison = two()
     main, further = model_tables("FS-DFM", comparison.evaluations[1], comparison.real_of("FS-DFM"))[0], None
-    assert main.header == ("steps", "perplexity (token)", "entropy, bits", "MAUVE", "seconds a sample")
+    assert main.header == ("steps", "perplexity (token)", "entropy, bits", "MAUVE", "seconds per sample")
     assert main.rows[0] == ("1", "500 [450, 550] ⚑a", "6.10 [6.05, 6.15]", "-", "0.100")
     assert main.rows[-1] == ("real data", "24.6 [23.9, 25.4]", "7.88 [7.84, 7.92]", "0.970 [0.960, 0.980]", "-")
     odd = Row(steps=2, calls=8, temperature=0.8, flags=("x",), metrics={"odd_perplexity": Measured(3.14159)})

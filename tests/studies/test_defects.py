@@ -41,7 +41,9 @@ def test_metrics_see_what_they_are_for(files: tuple[str, str], tmp_path: Path) -
     assert z["copied 8-grams"]["copying"]["1.0"] > 3
     assert z["n-gram precision"]["wrong agreement"]["1.0"] > 3
     assert abs(z["entropy"]["shuffled sentences"]["1.0"]) < 3  # the same words
-    assert "| metric | repetition | lost variety |" in table
+    assert z["style, MMD"]["repetition"]["1.0"] > 3
+    assert z["n-grams, MMD"]["lost variety"]["1.0"] > 3
+    assert "## What is seen\n\n| metric | repetition | lost variety |" in table
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "cells").iterdir()}
     run_defects(tmp_path / "out", held_out=held, training=train, num=24, workers=1)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "cells").iterdir()} == before

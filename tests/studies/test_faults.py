@@ -37,6 +37,7 @@ def test_a_last_call_is_a_step_less() -> None:
     assert all(float(a) < float(b) for a, b in zip(whole[1:], tailed[1:], strict=True))
 
 
+@pytest.mark.slow
 def test_float32_cools_in_many_steps_only() -> None:
     _, large, small = FAULTS["float32-gumbel"]()
     exact, few, *_, many = map(float, large[1:])
@@ -59,6 +60,7 @@ def test_the_own_score_reveals_masks_far_too_early() -> None:
     assert float(rows[1][2]) < 0
 
 
+@pytest.mark.slow
 def test_the_study_resumes_and_reports(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(faults, "_SAMPLES", 200)
     monkeypatch.setattr(faults, "STEPS", (1, 4))

@@ -34,7 +34,7 @@ def require_picture(file: Path | None) -> None:
 
 
 def draw_generate(result: Mapping[str, Any]) -> Figure:
-    """Bars of seconds a text where systems were compared, and lines over batch and length where those were swept."""
+    """Bars of seconds per text where systems were compared, and lines over batch and length where those were swept."""
     from matplotlib.figure import Figure
 
     sweeps = {name: rows for name, rows in result["sweeps"].items() if rows}
@@ -50,7 +50,7 @@ def draw_generate(result: Mapping[str, Any]) -> Figure:
         elif name == "lengths":
             _line(axis, sweeps[name], x="length", y="seconds", label=f"a text in {steps} steps, seconds")
         else:
-            _line(axis, sweeps[name], x="batch", y="tokens_per_second", label="tokens a second")
+            _line(axis, sweeps[name], x="batch", y="tokens_per_second", label="tokens per second")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(colors=INK)
     return figure

@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from fsdfm.bench.joint import HEADS, autoregressive_job, joint_jobs, joint_ratios
+from fsdfm.bench.joint import HEADS, autoregressive_jobs, joint_jobs, joint_ratios
 from fsdfm.bench.measure import peak_mib
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.flow import Grid, MixturePath, UniformSource, sample, trajectory
@@ -91,7 +91,7 @@ class GenerateBench:
 
 
 def bench_generate(setting: GenerateBench) -> dict[str, Any]:
-    """The ratios of the issue's table under their names, and `seconds`, `peak_mib`, `sweeps` they are made of."""
+    """The ratios under their names, and `seconds`, `peak_mib`, `sweeps` they are made of."""
     model = make_model(setting.config())
     seconds = _medians(_jobs(setting, model), setting)
     memory = {name: _peak_in_a_fresh_process(name, setting) for name in _remembered(setting)}
@@ -134,7 +134,7 @@ def _jobs(setting: GenerateBench, model: DiT) -> dict[str, Job]:
         "int8": lambda: {"int8": _rounded(model, setting, to_int8)},
         "bf16": lambda: {"bf16": _rounded(model, setting, to_bfloat16)} if multiplies_bfloat16() else {},
         **{name: _joint(name, setting) for name in HEADS},
-        "ar": lambda: {"autoregressive": autoregressive_job(setting.config(), setting.length)},
+        "ar": lambda: autoregressive_jobs(setting.config(), setting.length),
         "gpt2": lambda: _gpt2(setting.length),
     }
     for name in COMPARISONS:
@@ -225,7 +225,7 @@ def _gpt2(length: int) -> dict[str, Job]:
 
 
 def _medians(jobs: Mapping[str, Job], setting: GenerateBench, *, limit: float | None = None) -> dict[str, float]:
-    """Median seconds of each job, all of them once a round; above the limit in all a job is not repeated.
+    """Median seconds of each job, all of them once per round; above the limit in all a job is not repeated.
 
     There is no round to warm up: a job is long against what is allocated once. Hence the first matrix product.
     """
@@ -289,7 +289,7 @@ def _ratios(
 
 
 def _sweep(setting: GenerateBench, model: DiT) -> dict[str, list[dict[str, float]]]:
-    """Seconds of a text and tokens a second, by batch and by length.
+    """Seconds of a text and tokens per second, by batch and by length.
 
     One step is timed, the one whose share of candidates is nearest to the mean of all steps, and scaled.
     """

@@ -31,7 +31,7 @@ __all__ = ["bench_processes"]
 
 
 def bench_processes(setting: TrainBench, processes: int) -> dict[str, Any]:
-    """`throughput_ratio`: tokens a second of so many processes with one thread each, over those of one."""
+    """`throughput_ratio`: tokens per second of so many processes with one thread each, over those of one."""
     if processes < 2 or setting.batch_size % processes:
         raise ValueError(f"processes is {processes}; allowed are divisors of the {setting.batch_size} rows, from 2 on")
     context = multiprocessing.get_context("spawn")

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from fsdfm.generate import LanguageModel, load
@@ -175,8 +176,10 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
     while time.monotonic() < end:
         time.sleep(min(1.0, bench.seconds / 20))
         memory.append(_resident(process))
+    asking = sum(thread.is_alive() for thread in threads)
     for thread in threads:
-        thread.join()
+        thread.join()  # what is on its way is waited for: the end of the time cuts nothing
+    left = _drain(port)
     memory.append(_resident(process))
     _check_texts(lm, tally)
     ordered = sorted(tally.seconds)
@@ -191,15 +194,44 @@ def _measure_crowd(bench: ServeBench, lm: LanguageModel, *, port: int, process: 
         "statuses": {str(status): number for status, number in sorted(tally.statuses.items())},
         "undocumented": sum(number for status, number in tally.statuses.items() if status not in _DOCUMENTED),
         "lost": sum(tally.sent.values()) - sum(tally.ended.values()),
-        "broken": sum(number for outcome, number in tally.ended.items() if outcome.endswith("broken")),
+        "broken": sum(number for outcome, number in tally.ended.items() if outcome.endswith(("broken", "no end"))),
+        "waited_for_at_the_end": asking,
+        "left_in_the_engine": left,
         "wrong_texts": len(tally.wrong),
         "checked_texts": len(tally.texts),
         "texts_per_second": len(ordered) / bench.seconds,
         "p50": percentile(0.5),
         "p95": percentile(0.95),
         "p99": percentile(0.99),
-        "memory_mib": {"first": memory[0], "most": max(memory), "last": memory[-1]},
+        "memory_mib": {
+            "first": memory[0],
+            "most": max(memory),
+            "last": memory[-1],
+            "most_by_tenth": _most_by_part(memory, 10),
+        },
     }
+
+
+def _drain(port: int, seconds: float = 150) -> int:
+    """Texts that the engine still has when nobody asks any more; it is given time to let go of those who left."""
+    end = time.monotonic() + seconds
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            connection.request("GET", "/health")
+            status = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        left = int(status["running"] + status["waiting"])
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+
+
+def _most_by_part(values: list[float], parts: int) -> list[float]:
+    """The highest of every part of a series: what levels off has equal ones at the end."""
+    edges = [len(values) * part // parts for part in range(parts + 1)]
+    return [max(values[begin:end]) for begin, end in pairwise(edges) if end > begin]
 
 
 def _client(number: int, port: int, *, tally: CrowdTally, end: float) -> None:
@@ -257,11 +289,18 @@ def _stream(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.
         time.sleep(dice.uniform(0.2, 1.0) if answer.status == 429 else 0)
         return str(answer.status)
     if b"data: [DONE]\n" not in lines:
-        return "no end"
+        return _last_words(lines)
     last = json.loads(lines[-4].removeprefix(b"data: "))
     with tally.lock:
         _remember(tally, body, last["choices"][0]["text"])
     return "200"
+
+
+def _last_words(lines: list[bytes]) -> str:
+    """How a stream ended that had begun: with an error, as it is documented (a time-out, say), or with nothing."""
+    told = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
+    error = json.loads(told[-1]).get("error") if told else None
+    return f"200, then {error['code']}" if error else "no end"
 
 
 def _slow(port: int, body: dict[str, Any], *, tally: CrowdTally, dice: random.Random) -> str:

@@ -54,7 +54,7 @@ class TrainBench:
 def step_flops(setting: TrainBench) -> float:
     """Floating-point operations of one plain training step: three times (forward, two gradients) the forward's.
 
-    Forward a token: 2 (12 C^2 a block + C V of the head) + 4 L C a block for the attention.
+    Forward per token: 2 (12 C^2 per block + C V of the head) + 4 L C per block for the attention.
     """
     width, length = setting.width, setting.length
     per_token = setting.num_blocks * (2 * 12 * width**2 + 4 * length * width) + 2 * width * setting.vocab_size

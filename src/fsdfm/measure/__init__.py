@@ -1,6 +1,6 @@
 """Measurement: metrics, their intervals, judges, the likelihood bound and the collapse guard.
 
-Reading order: metrics, copying, judges, statistics, guard, bound, mauve.
+Reading order: metrics, copying, judges, statistics, collapse, nll_bound, mauve; evaluation, which runs them.
 """
 
 from fsdfm.measure.collapse import TOLERANCE, Flag, Tolerance, leave_band

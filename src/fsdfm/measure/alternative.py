@@ -94,7 +94,8 @@ def make_alternative(
         model, name = causal_over(path, tokenizer.pieces, beside if beside.is_file() else None), path.stem.lower()
     elif Path(spec).is_dir() and is_causal_folder(spec):
         model, own, _ = read_causal(spec)
-        name = Path(spec).resolve().name
+        folder = Path(spec).resolve()
+        name = folder.parent.name if folder.name == "model" else folder.name  # a run's model: the run
         if own.hash != tokenizer.hash:
             raise ValueError(f"{spec} has another tokenizer than the model: train it on the same prepared corpus")
     else:

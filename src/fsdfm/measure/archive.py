@@ -2,7 +2,7 @@
 
 The first line says whose samples these are. Every other line is one sample (`kind` text, continuation or repair), a
 real row (`real`), the likelihood bound (`bound`), or says that a row of a table is complete (`row`). Lines are only
-ever added: an interrupted run goes on behind the last whole one.
+ever added: an interrupted run resumes behind the last whole one.
 """
 
 from __future__ import annotations

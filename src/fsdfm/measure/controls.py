@@ -120,7 +120,7 @@ def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> np
 # --- controls ---------------------------------------------------------------------------------------------------------
 
 Draw = Callable[[Material, Noise, int], Sequence[npt.ArrayLike]]
-"""Material, one row of randomness a sample, and a length -> one row of at least so many tokens a sample."""
+"""Material, one row of randomness per sample, and a length -> one row of at least so many tokens per sample."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +274,7 @@ DIRECTIONS: Mapping[str, Direction] = MappingProxyType(
         **dict.fromkeys(("token_perplexity", "perplexity", "ngram_precision_bits", "ngram_recall_bits"), "lower"),
         **dict.fromkeys(("second_token_perplexity", "second_perplexity"), "lower"),
         **dict.fromkeys(("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_meaning_z"), "lower"),
+        **dict.fromkeys(("mmd_style_z", "mmd_ngram_z"), "lower"),
         **dict.fromkeys(("energy_judge_z", "mmd_judge_z", "energy_trunk_z", "mmd_trunk_z"), "lower"),
         **dict.fromkeys(("mauve", "brier_lm"), "higher"),
         **dict.fromkeys(("entropy_bits", "distinct_1", "distinct_2", "distinct_4"), "nearer"),

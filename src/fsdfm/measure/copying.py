@@ -50,8 +50,8 @@ def find_copies(samples: Samples, text: npt.NDArray[np.integer], *, n: int = 8) 
     """Which n-grams of the samples stand in a stream of tokens, and the longest span of each sample that does.
 
     The text is read once, in chunks (a memory map stays on the disk): only places where it shows an n-gram of the
-    samples are kept. Longer spans grow from there, one token a round, on both sides at once. N-grams are compared by a
-    64-bit hash; with 10^5 of them against 10^7 a wrong match has probability 10^-7.
+    samples are kept. Longer spans grow from there, one token per round, on both sides at once. N-grams are compared by
+    a 64-bit hash; with 10^5 of them against 10^7 a wrong match has probability 10^-7.
     """
     if n < 1:
         raise ValueError(f"n is {n}; allowed are n >= 1; 8 is usual")

@@ -59,7 +59,7 @@ def inject(
     if not 0 <= strength <= 1:
         raise ValueError(f"strength is {strength}; allowed are 0 <= strength <= 1")
     if len(noise) != len(texts):
-        raise ValueError(f"there are {len(noise)} rows of randomness for {len(texts)} texts; give one a text")
+        raise ValueError(f"there are {len(noise)} rows of randomness for {len(texts)} texts; give one per text")
     return DEFECTS[name].inject(texts, training, strength, noise=noise)
 
 

@@ -29,6 +29,7 @@ from fsdfm.noise import Noise, Purpose
 
 __all__ = [
     "FUNCTION_WORDS",
+    "Distance",
     "Scale",
     "energy_distance",
     "hidden_features",

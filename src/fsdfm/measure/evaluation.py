@@ -26,7 +26,7 @@ from fsdfm.generate import LanguageModel, SamplerConfig, load
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive
 from fsdfm.measure.distances import hidden_features, trunk_features
-from fsdfm.measure.evaluator import Data, Keep, MatchTarget, Options, evaluate, evaluate_samples
+from fsdfm.measure.evaluator import Data, MatchTarget, OnRow, Options, evaluate, evaluate_samples
 from fsdfm.measure.evidence import TextFeatures
 from fsdfm.measure.judges import Judge, TokenJudge, make_judge
 from fsdfm.measure.kept import default_store
@@ -83,7 +83,7 @@ class EvaluationRequest:
     model: str | None = None
     judge: str | None = None
     second_judge: str | None = None
-    alternative: str | None = None
+    alternative: tuple[str, ...] = ()
     held_out: str | None = None
     separator: str = texts.SEPARATOR
     field: str = "text"
@@ -186,7 +186,7 @@ class _Run:
                 self.known = earlier
                 there = count(len(report.known(earlier)), "row")
                 report.say(f"{request.json}: {there} there already")
-            self.known = task(earlier, lambda evaluation: self._keep(evaluation, request, report), report.tell)
+            self.known = task(earlier, lambda evaluation: self._keep(evaluation, request, report), report.on_progress)
 
     def _keep(self, evaluation: Evaluation, request: EvaluationRequest, report: _Report) -> None:
         if self.speaks and request.json is not None:
@@ -195,7 +195,7 @@ class _Run:
         self.known = evaluation
 
 
-_Task = Callable[[Evaluation | None, Keep, Callable[[str, int, int], None]], Evaluation]
+_Task = Callable[[Evaluation | None, OnRow, Callable[[str, int, int], None]], Evaluation]
 
 
 def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStack, *, console: Console) -> _Task:
@@ -215,7 +215,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         data = replace(
             data,
             second=second,
-            alternative=_alternative(request, reader, options),
+            alternatives=_alternatives(request, reader, options),
             distances=_distance_features(request, judge, data.features),
         )
         about = {"model": _describe(request, stored), **_stamp()}
@@ -224,7 +224,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
     data = _shared(data, processes)
     _warn(console, data, options)
 
-    def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
+    def run(earlier: Evaluation | None, on_row: OnRow, on_progress: Callable[[str, int, int], None]) -> Evaluation:
         return evaluate(
             bundle,
             data,
@@ -234,8 +234,8 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
             runtime=lm.runtime,
             archive=archive,
             earlier=earlier,
-            keep=keep,
-            tell=tell,
+            on_row=on_row,
+            on_progress=on_progress,
         )
 
     return run
@@ -254,12 +254,17 @@ def _judges(request: EvaluationRequest, device: Any) -> tuple[Judge | None, Judg
     return first, second
 
 
-def _alternative(request: EvaluationRequest, reader: Reader, options: Options) -> Alternative | None:
-    """The autoregressive model that is named."""
-    if request.alternative is None:
-        return None
-    length = options.sampling.length
-    return make_alternative(request.alternative, reader.tokenizer, length=length, batch_size=request.batch_size)
+def _alternatives(request: EvaluationRequest, reader: Reader, options: Options) -> tuple[Alternative, ...]:
+    """The autoregressive models that are named."""
+    length, batch_size = options.sampling.length, request.batch_size
+    found = tuple(
+        make_alternative(spec, reader.tokenizer, length=length, batch_size=batch_size) for spec in request.alternative
+    )
+    if len({each.name for each in found}) < len(found):
+        raise ValueError(
+            f"--alternative names {', '.join(each.name for each in found)}: two of one name; give a folder another one"
+        )
+    return found
 
 
 def _check_texts(request: EvaluationRequest) -> None:
@@ -313,7 +318,7 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
         data = replace(data, second=second, distances=_distance_features(request, judge, data.features))
     data = _shared(data, processes)
 
-    def run(earlier: Evaluation | None, keep: Keep, tell: Callable[[str, int, int], None]) -> Evaluation:
+    def run(earlier: Evaluation | None, on_row: OnRow, on_progress: Callable[[str, int, int], None]) -> Evaluation:
         about = {"started": _now()}
         return evaluate_samples(
             archive,
@@ -323,8 +328,8 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
             about=about,
             processes=processes,
             earlier=earlier,
-            keep=keep,
-            tell=tell,
+            on_row=on_row,
+            on_progress=on_progress,
         )
 
     return run
@@ -634,7 +639,7 @@ class _Report:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, what: str, done: int, total: int) -> None:
         if self.task is None or self.progress.tasks[-1].description != what:
             if self.task is not None:
                 self.progress.remove_task(self.task)
@@ -663,7 +668,7 @@ def _sentence(row: Row) -> str:
     perplexity = row.metrics.get("token_perplexity")
     parts = [f"{count(row.steps, 'step')} at temperature {row.temperature:.4g}"]
     parts += [] if perplexity is None else [f"perplexity {perplexity.value:.2f}"]
-    parts += [f"entropy {row.metrics['entropy_bits'].value:.2f} bits", f"{row.seconds_per_sample:.2f} s a sample"]
+    parts += [f"entropy {row.metrics['entropy_bits'].value:.2f} bits", f"{row.seconds_per_sample:.2f} s per sample"]
     return ", ".join(parts) + "".join(f"; {flag}" for flag in row.flags)
 
 

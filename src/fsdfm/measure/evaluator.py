@@ -37,7 +37,7 @@ from fsdfm.measure.rows import TokenRows
 from fsdfm.measure.sampling import Drawn, SamplingPlan, TaskSampler
 from fsdfm.measure.source import AGAIN, FreshSamples, SampleSource, SavedSamples
 from fsdfm.measure.statistics import Interval, bootstrap_mean
-from fsdfm.measure.suite import METRICS, MetricSuite, Tell
+from fsdfm.measure.suite import METRICS, MetricSuite, OnProgress
 from fsdfm.runtime import ALONE, Processes, Runtime, RuntimeConfig
 
 __all__ = [
@@ -94,7 +94,7 @@ class Data:
     facts      what a result file says of them: held_out, held_out_sha256, training
     store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
     second     another judge, best of another family: what both say alike is no taste of one
-    alternative   an autoregressive model to measure beside the model
+    alternatives   autoregressive models to measure beside the model
     """
 
     real: TokenRows | None = None
@@ -104,7 +104,7 @@ class Data:
     facts: Mapping[str, Any] = field(default_factory=dict)
     store: ScoreStore | None = None
     second: Judge | None = None
-    alternative: Alternative | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Options:
     """What to measure.
 
     steps       budgets
-    num         samples a budget
+    num         samples per budget
     metrics     of METRICS; None: all that judge and data allow
     matched     entropies to match, for every budget
     frontier    temperatures to sweep, for every budget
@@ -195,7 +195,7 @@ class EvaluationJob:
         return f"steps {self.steps}" + (f", temperature {self.temperature:g}" if self.place == "frontier" else "")
 
 
-Keep = Callable[[Evaluation], None]
+OnRow = Callable[[Evaluation], None]
 
 
 def evaluate(
@@ -208,18 +208,18 @@ def evaluate(
     runtime: Runtime | None = None,
     archive: Archive | None = None,
     earlier: Evaluation | None = None,
-    keep: Keep = lambda _: None,
-    tell: Tell = lambda *_: None,
+    on_row: OnRow = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Evaluation:
     """Measure a model at every budget.
 
-    about     what a result file says of the model and the machine: `model`, `commit`, ...
-    runtime   where to compute; all of its processes call this, with the same model, judge, real rows and options, share
-              the work, and get every number
-    archive   where samples are kept, and taken from where they are there already; only the first process has one
-    earlier   what a result file holds: its rows are kept and not measured again
-    keep      receives the evaluation after every row
-    tell      hears of progress
+    about         what a result file says of the model and the machine: `model`, `commit`, ...
+    runtime       where to compute; all of its processes call this, with the same model, judge, real rows and options,
+                  share the work, and get every number
+    archive       where samples are kept, and taken from where they are there already; only the first process has one
+    earlier       what a result file holds: its rows are kept and not measured again
+    on_row        receives the evaluation after every row
+    on_progress   hears of progress
     """
     runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
     processes = runtime.processes
@@ -227,9 +227,9 @@ def evaluate(
     with unchanged(bundle.model):
         lm = LanguageModel(bundle, runtime=runtime)
         real = None if data.real is None else data.real[: options.num]
-        supply = FreshSamples(TaskSampler(lm, options.batch_size), options.sampling, real, archive, tell)
+        source = FreshSamples(TaskSampler(lm, options.batch_size), options.sampling, real, archive, on_progress)
         if archive is not None and data.real is not None:
-            archive.add_real(data.real[: 2 * options.num], supply.reader.text)
+            archive.add_real(data.real[: 2 * options.num], source.reader.text)
         facts = {
             **(about or {"model": {"name": "model"}}),
             "sampler": options.sampling.to_json(),
@@ -241,15 +241,15 @@ def evaluate(
             "processes": processes.count,
         }
         evaluator = _Evaluator(
-            supply,
+            source,
             data,
             judge,
             options=options,
             metrics=metrics,
             facts=facts,
             processes=processes,
-            keep=keep,
-            tell=tell,
+            on_row=on_row,
+            on_progress=on_progress,
         )
         return evaluator.run(options.jobs(), earlier)
 
@@ -263,15 +263,15 @@ def evaluate_samples(
     about: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
     earlier: Evaluation | None = None,
-    keep: Keep = lambda _: None,
-    tell: Tell = lambda *_: None,
+    on_row: OnRow = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Evaluation:
     """Measure samples that are there already: the rows that a sample file says are complete, nothing drawn anew."""
-    supply = SavedSamples(archive)
-    data = replace(data, real=supply.real, facts={**archive.header["data"], **data.facts})
+    source = SavedSamples(archive)
+    data = replace(data, real=source.real, facts={**archive.header["data"], **data.facts})
     wanted = options.metrics
     if wanted is None:
-        wanted = [metric for metric in possible_metrics(data, judge) if supply.holds(metric)]
+        wanted = [metric for metric in possible_metrics(data, judge) if source.holds(metric)]
     metrics = processes.on_rank0(lambda: _checked_metrics(wanted, data, judge))
     jobs = processes.on_rank0(lambda: _complete_jobs(archive, options))
     kept = ("model", "commit", "versions", "dtype", "device", "threads")
@@ -279,11 +279,19 @@ def evaluate_samples(
         **{name: archive.header[name] for name in kept if name in archive.header},
         **(about or {}),
         "sampler": archive.header["sampler"],
-        "data": {**data.facts, "n_real": 0 if supply.real is None else len(supply.real[: options.num])},
+        "data": {**data.facts, "n_real": 0 if source.real is None else len(source.real[: options.num])},
         **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
     }
     return _Evaluator(
-        supply, data, judge, options=options, metrics=metrics, facts=facts, processes=processes, keep=keep, tell=tell
+        source,
+        data,
+        judge,
+        options=options,
+        metrics=metrics,
+        facts=facts,
+        processes=processes,
+        on_row=on_row,
+        on_progress=on_progress,
     ).run(jobs, earlier)
 
 
@@ -337,7 +345,7 @@ class _Evaluator:
 
     def __init__(
         self,
-        supply: SampleSource,
+        source: SampleSource,
         data: Data,
         judge: Judge | None,
         *,
@@ -345,23 +353,29 @@ class _Evaluator:
         metrics: frozenset[str],
         facts: Mapping[str, Any],
         processes: Processes,
-        keep: Keep,
-        tell: Tell,
+        on_row: OnRow,
+        on_progress: OnProgress,
     ):
-        self.supply, self.options, self.metrics, self.keep, self.tell = supply, options, metrics, keep, tell
+        self.source, self.options, self.metrics, self.on_row, self.on_progress = (
+            source,
+            options,
+            metrics,
+            on_row,
+            on_progress,
+        )
         self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
-        self.training, self.alternative = data.training, data.alternative
+        self.training, self.alternatives = data.training, data.alternatives
         self.assess = MetricSuite(
-            supply.reader,
+            source.reader,
             metrics,
             judge,
             self.real,
             data.training,
             data.features,
             options.seed,
-            tell,
+            on_progress,
             processes,
             self._evidence(data),
             data.store,
@@ -376,14 +390,16 @@ class _Evaluator:
         self.seconds_before = float(evaluation.facts.get("seconds", 0.0))
         if earlier is None:
             evaluation = self._kept(evaluation)
-        if self.alternative is not None and not evaluation.alternatives:
-            evaluation = self._kept(replace(evaluation, alternatives=(self._alternative(evaluation.real),)))
+        known = {row.facts.get("name") for row in evaluation.alternatives}
+        for alternative in (each for each in self.alternatives if each.name not in known):
+            written = self._alternative(alternative, evaluation.real)
+            evaluation = self._kept(replace(evaluation, alternatives=(*evaluation.alternatives, written)))
         for job in jobs:
             done = evaluation.rows if job.place == "rows" else evaluation.frontier
             if job.key in [row.key for row in done]:
                 continue
             row = self._row(job, evaluation.real)
-            self.supply.mark(job.place, row)
+            self.source.mark(job.place, row)
             add = evaluation.with_row if job.place == "rows" else evaluation.with_frontier
             evaluation = self._kept(add(row))
         return evaluation
@@ -394,7 +410,7 @@ class _Evaluator:
         if evaluation.controls:
             facts["blind"] = [mark.to_json() for mark in blind_metrics(evaluation)]
         evaluation = replace(evaluation, facts=facts)
-        self.keep(evaluation)
+        self.on_row(evaluation)
         return evaluation
 
     # --- real text ----------------------------------------------------------------------------------------------------
@@ -420,7 +436,7 @@ class _Evaluator:
         pool = data.real[: 2 * self.options.num]
         if len(pool) < FEWEST_REAL:
             return None
-        reader = self.supply.reader
+        reader = self.source.reader
         most = max(int(pool.max()) + 1, reader.tokenizer.vocab_size)
         return Evidence(reader, pool, data.distances, seed=self.options.seed, vocab_size=most)
 
@@ -434,12 +450,12 @@ class _Evaluator:
     def _draw_controls(self) -> dict[str, TokenRows]:
         """As many and as long as the real rows, made of the training text, or of real rows that are left."""
         assert self.real is not None
-        reader, (num, width) = self.supply.reader, self.real.shape
-        length, decode = width - reader.lead, reader.tokenizer.decode
+        reader, (num, width) = self.source.reader, self.real.shape
+        length, decode = width - reader.num_bos, reader.tokenizer.decode
         vocab_size = reader.tokenizer.vocab_size
         material = Material(self._material(length), sentence_ends(decode, vocab_size))
         made = sample_controls(material, num=num, length=length, seed=self.options.seed)
-        front = np.repeat(self.real[:1, : reader.lead], num, axis=0)
+        front = np.repeat(self.real[:1, : reader.num_bos], num, axis=0)
         return {name: np.concatenate((front, rows), axis=1) for name, rows in made.items()}
 
     def _material(self, length: int) -> TokenRows:
@@ -448,14 +464,14 @@ class _Evaluator:
             return np.asarray(self.training[: count * length], dtype=np.int32).reshape(count, length)
         assert self.real is not None
         spare = self.spare if self.spare is not None and len(self.spare) >= _FEWEST_CONTROL_ROWS else self.real
-        return spare[:, self.supply.reader.lead :]
+        return spare[:, self.source.reader.num_bos :]
 
     def _measure_real(self, rows: TokenRows) -> dict[str, Measured]:
         found = self.assess.real_texts(rows, "real text")
         if "continuation" in self.metrics:
-            scores = self.assess.score(rows, "real continuations", border=self.supply.border)
+            scores = self.assess.score(rows, "real continuations", border=self.source.border)
             found |= self.assess.perplexities(scores, "continuation_")
-            found["continuation_entropy_bits"] = self.assess.entropy(rows, border=self.supply.border)
+            found["continuation_entropy_bits"] = self.assess.entropy(rows, border=self.source.border)
         if "mauve" in self.metrics and self.spare is not None and len(self.spare) == len(rows):
             found |= self.assess.mauve(self.spare, "real text")
         for name in TOLERANCE:
@@ -466,7 +482,7 @@ class _Evaluator:
     def _bound(self) -> Measured | None:
         if "bound" not in self.metrics:
             return None
-        bound = self.supply.bound(self.options.batch_size)
+        bound = self.source.bound(self.options.batch_size)
         if bound is None:
             return None
         interval = bootstrap_mean(bound.rows, seed=self.options.seed)
@@ -506,7 +522,7 @@ class _Evaluator:
         if job.target is not None:
             drawn, temperature, matched = self._match(job, real)
         else:
-            drawn = self.supply.draw("text", job.steps, temperature=temperature, num=self.options.num_at(job.place))
+            drawn = self.source.draw("text", job.steps, temperature=temperature, num=self.options.num_at(job.place))
         if matched is not None and not matched["reached"]:
             flags = (f"the entropy of {matched['to']} is out of reach: not matched",)
         metrics = self.assess.texts(drawn, job.name, light=job.place == "frontier")
@@ -528,12 +544,11 @@ class _Evaluator:
             facts={"calls_made": float(drawn.columns["calls"].mean())} if "calls" in drawn.columns else {},
         )
 
-    def _alternative(self, real: Mapping[str, Measured]) -> Row:
+    def _alternative(self, alternative: Alternative, real: Mapping[str, Measured]) -> Row:
         """What an autoregressive model writes, measured as samples are; a call of its network for every token."""
-        alternative, options, reader = self.alternative, self.options, self.supply.reader
-        assert alternative is not None
+        options, reader = self.options, self.source.reader
         name, length = alternative.name, options.sampling.length
-        self.tell(f"{name} writes", 0, options.num)
+        self.on_progress(f"{name} writes", 0, options.num)
         drawn = self.processes.on_rank0(
             lambda: alternative.draw(options.num, length=length, bos_id=reader.bos_id, seed=options.seed)
         )
@@ -544,7 +559,7 @@ class _Evaluator:
         if "brier" in self.metrics and self.real is not None:
             metrics["brier_lm"] = self.processes.on_rank0(lambda: self._alternative_brier(alternative))
         return Row(
-            steps=length - reader.lead,
+            steps=length - reader.num_bos,
             num_samples=len(drawn),
             seconds=float(seconds.sum()),
             seconds_per_sample=float(seconds.mean()),
@@ -557,7 +572,7 @@ class _Evaluator:
     def _alternative_brier(self, alternative: Alternative) -> Measured:
         """Only the tokens that are scored are written."""
         assert self.real is not None
-        border, bos_id = self.supply.border, self.supply.reader.bos_id
+        border, bos_id = self.source.border, self.source.reader.bos_id
         most = min(max(ORDERS), self.real.shape[1] - border)
         given, seed = self.real[:, :border], self.options.seed
         samples = [alternative.continue_rows(given, most, bos_id=bos_id, copy=k, seed=seed) for k in range(2)]
@@ -571,23 +586,23 @@ class _Evaluator:
             return found
         num, temperature = len(self.real), job.temperature
         if "continuation" in self.metrics:
-            drawn = self.supply.draw("continuation", job.steps, temperature=temperature, num=num)
-            scores = self.assess.score(drawn.tokens, f"{job.name}, continuations", border=self.supply.border)
+            drawn = self.source.draw("continuation", job.steps, temperature=temperature, num=num)
+            scores = self.assess.score(drawn.tokens, f"{job.name}, continuations", border=self.source.border)
             found |= self.assess.perplexities(scores, "continuation_")
-            found["continuation_entropy_bits"] = self.assess.entropy(drawn.tokens, border=self.supply.border)
+            found["continuation_entropy_bits"] = self.assess.entropy(drawn.tokens, border=self.source.border)
         if "accuracy" in self.metrics:
-            drawn = self.supply.draw("repair", job.steps, temperature=temperature, num=num)
+            drawn = self.source.draw("repair", job.steps, temperature=temperature, num=num)
             found["accuracy"] = self.assess.ratio(drawn, "hits", "free")
             found["accuracy_argmax"] = self.assess.ratio(drawn, "argmax_hits", "free")
         if "brier" in self.metrics:
-            pair = [self.supply.draw(kind, job.steps, temperature=temperature, num=num) for kind in _PAIR]
-            found["brier_lm"] = self._brier([drawn.tokens[:, self.supply.border :] for drawn in pair])
+            pair = [self.source.draw(kind, job.steps, temperature=temperature, num=num) for kind in _PAIR]
+            found["brier_lm"] = self._brier([drawn.tokens[:, self.source.border :] for drawn in pair])
         return found
 
     def _brier(self, samples: Sequence[TokenRows]) -> Measured:
         """BrierLM of two continuations of every real row's first half."""
         assert self.real is not None
-        truth = self.real[:, self.supply.border :]
+        truth = self.real[:, self.source.border :]
         found = brier_lm(np.stack(samples, 1)[:, :, : truth.shape[1]], truth, seed=self.options.seed)
         return Measured(found.value, found.low, found.high, {"contexts": len(truth), "samples": len(samples)})
 
@@ -606,7 +621,7 @@ class _Evaluator:
 
         def entropy(temperature: float) -> float:
             if temperature not in asked:
-                drawn = self.supply.draw("text", job.steps, temperature=temperature, num=pilot, pilot=True)
+                drawn = self.source.draw("text", job.steps, temperature=temperature, num=pilot, pilot=True)
                 asked[temperature] = self.assess.entropy_bits(drawn.tokens)
             return asked[temperature]
 
@@ -615,7 +630,7 @@ class _Evaluator:
             match = find_temperature(entropy, target - offset, start=start, tolerance=tolerance / 2)
             if match.temperature in [temperature for _, temperature, _ in tried]:
                 break
-            drawn = self.supply.draw("text", job.steps, temperature=match.temperature, num=self.options.num)
+            drawn = self.source.draw("text", job.steps, temperature=match.temperature, num=self.options.num)
             found = self.assess.entropy_bits(drawn.tokens)
             tried.append((abs(found - target), match.temperature, drawn))
             if tried[-1][0] <= tolerance or not match.reached:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fsdfm.measure.distances import (
+    Distance,
     Scale,
     energy_distance,
     mmd,
@@ -38,13 +39,13 @@ __all__ = ["FEWEST_REAL", "Evidence", "TextFeatures", "measure_checks"]
 Matrix = npt.NDArray[np.floating]
 TextFeatures = Callable[[Sequence[str]], Matrix]
 """Texts -> a vector for each, [N, D]."""
-Distance = Callable[[Matrix, Matrix], float]
 
 FEWEST_REAL = 8  # rows of real text below which splits of it say nothing
 _FEWEST_CHECKED = 2  # texts that a check applies to
 _SPLITS = 64
 _NGRAM = 2  # of the profiles
 _ORDER = 3  # of the language models of n-grams
+_DISTANCES: Mapping[str, Distance] = {"energy": energy_distance, "mmd": mmd}
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Evidence:
         return {name: scaled.measure(rows) for name, scaled in self._scaled.items()}
 
     def ngrams(self, rows: TokenRows) -> dict[str, Measured]:
-        """Bits a token: real text under a model of the samples (recall), samples under a model of real text."""
+        """Bits per token: real text under a model of the samples (recall), samples under a model of real text."""
         size = min(self.size, len(rows))
         mine, real = self._arrays(rows[:size]), self._arrays(self.real[: self.size])
         own = NgramModel.fit(mine, order=_ORDER, vocab_size=self._vocab)
@@ -128,14 +129,16 @@ class Evidence:
 
     @cached_property
     def _scaled(self) -> Mapping[str, _Scaled]:
-        kinds: dict[str, tuple[Callable[[TokenRows], Matrix], Distance]] = {
-            "energy_style_z": (lambda rows: style_features(self._texts(rows)), energy_distance),
-            "energy_ngram_z": (lambda rows: ngram_features(self._arrays(rows), n=_NGRAM), energy_distance),
+        embeddings: dict[str, Callable[[TokenRows], Matrix]] = {
+            "style": lambda rows: style_features(self._texts(rows)),
+            "ngram": lambda rows: ngram_features(self._arrays(rows), n=_NGRAM),
+            **{name: self._embedding(features) for name, features in self.features.items()},
         }
-        for name, features in self.features.items():
-            embed = self._embedding(features)
-            kinds[f"energy_{name}_z"], kinds[f"mmd_{name}_z"] = (embed, energy_distance), (embed, mmd)
-        scaled = {name: self._scale(embed, distance) for name, (embed, distance) in kinds.items()}
+        scaled = {
+            f"{kind}_{name}_z": self._scale(embed, distance)
+            for name, embed in embeddings.items()
+            for kind, distance in _DISTANCES.items()
+        }
         return {name: each for name, each in scaled.items() if each.scale.sd > 0}  # else all real texts are the same
 
     def _scale(self, embed: Callable[[TokenRows], Matrix], distance: Distance) -> _Scaled:
@@ -173,7 +176,7 @@ class Evidence:
         return self.vocab_size or self.reader.tokenizer.vocab_size
 
     def _arrays(self, rows: TokenRows) -> list[npt.NDArray[np.integer]]:
-        return list(rows[:, self.reader.lead :])
+        return list(rows[:, self.reader.num_bos :])
 
     def _texts(self, rows: TokenRows) -> list[str]:
         return [self.reader.text(row) for row in rows.tolist()]

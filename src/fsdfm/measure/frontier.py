@@ -80,7 +80,7 @@ class Frontier:
         )
 
     def extended(self, entropy_bits: float) -> float:
-        """f(H) at any entropy; beyond an end of the sweep its last piece goes on."""
+        """f(H) at any entropy; beyond an end of the sweep its last piece continues."""
         return _between(self.entropy, self.log_perplexity, entropy_bits)
 
     def excess(self, entropy_bits: float, log_perplexity: float) -> float:
@@ -88,7 +88,7 @@ class Frontier:
         return log_perplexity - self.at(entropy_bits)
 
     def draws(self, entropy_bits: float, noise: Noise, *, stream: int) -> Floats:
-        """f(H) of sweeps drawn anew, one for each row of the noise; beyond a drawn sweep its last piece goes on."""
+        """f(H) of sweeps drawn anew, one for each row of the noise; beyond a drawn sweep its last piece continues."""
         count = len(self.entropy)
         normal = _normal(noise, 2 * count, stream)
         entropy = self.entropy + self.entropy_sd * normal[:, :count]

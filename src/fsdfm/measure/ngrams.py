@@ -91,12 +91,12 @@ class NgramModel:
 
 
 def cross_entropy_bits(model: NgramModel, rows: Rows) -> Floats:
-    """-log2 p of each row, and its number of tokens: float64 [N, 2]; the ratio of sums is bits a token."""
+    """-log2 p of each row, and its number of tokens: float64 [N, 2]; the ratio of sums is bits per token."""
     return np.array([(-float(model.log2_probs(row).sum()), len(row)) for row in rows], dtype=np.float64)
 
 
 def perplexity_bits(model: NgramModel, rows: Rows) -> float:
-    """Bits a token of all rows together."""
+    """Bits per token of all rows together."""
     total, count = cross_entropy_bits(model, rows).sum(0)
     return float(total / count)
 

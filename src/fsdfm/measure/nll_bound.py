@@ -1,4 +1,4 @@
-"""The likelihood bound: an upper bound of -log p(x_1) under the model, in nats a token.
+"""The likelihood bound: an upper bound of -log p(x_1) under the model, in nats per token.
 
 Derivation. Given x_1 the path is itself a Markov chain: it starts in p_0, and a position that does not show its x_1
 token jumps to it at rate g(t) = kappa'_t / (1 - kappa_t). The model's chain also starts in p_0 and jumps to a != z at
@@ -72,7 +72,7 @@ class Bound:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, in nats a token: times are stratified within rows, so rows are independent."""
+        """Of the mean, in nats per token: times are stratified within rows, so rows are independent."""
         return float(self.rows.std() / math.sqrt(len(self.rows))) if len(self.rows) > 1 else math.nan
 
     @property
@@ -82,7 +82,7 @@ class Bound:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats a token), an upper bound of the model's perplexity."""
+        """exp(nats per token), an upper bound of the model's perplexity."""
         return math.exp(self.nats_per_token)
 
 
@@ -100,7 +100,7 @@ def nll_bound(
     first: int = 0,
     batch_size: int = 16,
 ) -> Bound:
-    """Estimate the bound on data x_1, int64 [N, L], with `draws` stratified times a row and one more at `t_end`.
+    """Estimate the bound on data x_1, int64 [N, L], with `draws` stratified times per row and one more at `t_end`.
 
     t_end   where flowing ends and one redraw follows; 1 is the flow itself, finite only for a denoiser that is certain
             at t = 1
@@ -146,7 +146,7 @@ def _times(path: MixturePath, noise: Noise, draws: int, *, t_end: float) -> Iter
 
 
 class _Scorer:
-    """The losses of some rows at any time, in nats a row."""
+    """The losses of some rows at any time, in nats per row."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ evaluation = evaluation.with_row(Row(steps=8, metrics={"token_perplexity": Measu
 save_evaluation(evaluation, Path("fs-dfm.json"))  # after every row: an interruption keeps the finished ones
 load_evaluation(Path("fs-dfm.json")).row(8).metrics["token_perplexity"].low
 
-One JSON object a file. A metric stands as {"value", "low", "high"}, with a 95 % interval, beside the other keys of its
-row; one that was not measured is absent. JSON has no infinity: it stands as "inf", and what is not a number as null.
+One JSON object per file. A metric stands as {"value", "low", "high"}, with a 95 % interval, beside the other keys of
+its row; one that was not measured is absent. JSON has no infinity: it stands as "inf", and what is no number as null.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Evaluation:
     sampler    jump, grid, temperature, top_k, top_p, length, start
     judge      name, dtype, and its scale: `real` and `shuffled` held-out text
     data       held_out, held_out_sha256, training, n_real
-    rows       one a budget, and the matched ones
+    rows       one per budget, and the matched ones
     real       the metrics of held-out text
     bound      the likelihood bound
     frontier   rows at other temperatures

@@ -34,13 +34,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads rows: `lead` tokens at the front (BOS, or none) are no text, and EOS and BOS part documents."""
+    """Reads rows: `num_bos` tokens at the front (BOS, or none) are no text, and EOS and BOS part documents."""
 
     tokenizer: Tokenizer
     bos_id: int | None = None
 
     @property
-    def lead(self) -> int:
+    def num_bos(self) -> int:
         """Tokens at the front of a row that are given and no part of the text."""
         return int(self.bos_id is not None)
 
@@ -48,7 +48,7 @@ class Reader:
         """The documents of rows [N, L] numbered from `first`; only what stands at `border` or behind it is scored."""
         found: list[Piece] = []
         for number, row in enumerate(rows.tolist(), start=first):
-            start = self.lead
+            start = self.num_bos
             for end in [*self._ends(row), len(row)]:
                 if end > max(start, border):
                     found.append(self._piece(number, row[start:end], max(0, border - start)))
@@ -61,7 +61,7 @@ class Reader:
 
     def _ends(self, row: Sequence[int]) -> list[int]:
         ends = {self.tokenizer.eos_id, self.bos_id}
-        return [place for place in range(self.lead, len(row)) if row[place] in ends]
+        return [place for place in range(self.num_bos, len(row)) if row[place] in ends]
 
     def _piece(self, number: int, tokens: Sequence[int], num_given: int) -> Piece:
         whole = self.tokenizer.decode(tokens)

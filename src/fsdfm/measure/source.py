@@ -53,16 +53,16 @@ class SampleSource(Protocol):
 class FreshSamples:
     """Samples that a model writes; with an archive they are kept there, and those that are there are not written anew.
 
-    real      rows to be continued, repaired and bounded
-    archive   the first process alone has it
-    tell      hears of progress
+    real          rows to be continued, repaired and bounded
+    archive       the first process alone has it
+    on_progress   hears of progress
     """
 
     sampler: TaskSampler
     plan: SamplingPlan
     real: TokenRows | None
     archive: Archive | None
-    tell: Callable[[str, int, int], None]
+    on_progress: Callable[[str, int, int], None]
 
     @property
     def reader(self) -> Reader:
@@ -87,14 +87,14 @@ class FreshSamples:
         known = self.sampler.lm.runtime.processes.on_rank0(read)
         parts = [] if known is None else [known]
         count = sum(map(len, parts))
-        self.tell(name, count, num)
+        self.on_progress(name, count, num)
         config = self.plan.at(steps, temperature)
         for drawn in self.sampler.draw(task, range(count, num), config=config, noted=not pilot):
             if archive is not None:
                 archive.add(kind, steps, drawn, temperature=temperature, first=count, text=self.reader.text)
             parts.append(drawn)
             count += len(drawn)
-            self.tell(name, count, num)
+            self.on_progress(name, count, num)
         return Drawn.join(parts)
 
     def bound(self, batch_size: int, /) -> Bound | None:
@@ -103,12 +103,12 @@ class FreshSamples:
             return None
         parts: list[Bound] = []
         starts = range(0, len(self.real), batch_size)
-        self.tell("likelihood bound", 0, len(self.real))
+        self.on_progress("likelihood bound", 0, len(self.real))
         for found in self.sampler.lm.runtime.processes.rounds(
             lambda first: self._bound_part(first, batch_size), starts
         ):
             parts += found
-            self.tell("likelihood bound", sum(len(part.rows) for part in parts), len(self.real))
+            self.on_progress("likelihood bound", sum(len(part.rows) for part in parts), len(self.real))
         bound = Bound(torch.cat([part.rows for part in parts]), parts[0].draws_per_row)
         if self.archive is not None:
             self.archive.add_record("bound", rows=bound.rows.tolist(), draws=bound.draws_per_row)
@@ -120,7 +120,7 @@ class FreshSamples:
         lm = self.sampler.lm
         x_1 = torch.from_numpy(self.real[first : first + num].astype(np.int64)).to(lm.runtime.device)
         given = torch.zeros_like(x_1, dtype=torch.bool)
-        given[:, : self.reader.lead] = True
+        given[:, : self.reader.num_bos] = True
         seed = self.plan.config.seed
         return nll_bound(lm.network, lm.checkpoint.path, x_1, seed=seed, given=given, first=first, batch_size=num)
 
@@ -138,8 +138,8 @@ class FreshSamples:
             return Texts(self.sampler.lm.encoder.continuation(None, None, length=self.plan.length, begin=begin))
         assert self.real is not None
         if kind == "repair":
-            return Repairs(self.real, self.reader.lead)
-        return Continuations(self.real, self.reader.lead, copy=int(kind == AGAIN))
+            return Repairs(self.real, self.reader.num_bos)
+        return Continuations(self.real, self.reader.num_bos, copy=int(kind == AGAIN))
 
 
 class SavedSamples:
@@ -149,7 +149,7 @@ class SavedSamples:
         self.archive, self.real = archive, archive.real()
         header = archive.header
         self.reader = Reader(Tokenizer(header["tokenizer"]), header["bos_id"])
-        self.border = max(int(header["sampler"]["length"]) // 2, self.reader.lead)
+        self.border = max(int(header["sampler"]["length"]) // 2, self.reader.num_bos)
 
     def draw(self, kind: str, steps: int, *, temperature: float, num: int, **_: bool) -> Drawn:
         """What the file has; too few are an error."""

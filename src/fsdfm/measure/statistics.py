@@ -105,7 +105,7 @@ def _resamples(seed: int, stream: int, count: int, *, sets: int) -> Tensor:
 
 
 def bootstrap_ratio(numerator: Tensor, denominator: Tensor, *, seed: int = 0, stream: int = 0) -> Interval:
-    """sum(numerator) / sum(denominator) with its interval: NLL a token, accuracy, share of copied n-grams."""
+    """sum(numerator) / sum(denominator) with its interval: NLL per token, accuracy, share of copied n-grams."""
     draws = draw_ratios(numerator, denominator, seed=seed, stream=stream)
     return interval_of(float(numerator.double().sum() / denominator.double().sum()), draws)
 

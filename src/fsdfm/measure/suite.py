@@ -32,7 +32,7 @@ from fsdfm.measure.statistics import (
 )
 from fsdfm.runtime import ALONE, Processes
 
-__all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "Tell"]
+__all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "OnProgress"]
 
 METRICS = (
     *(
@@ -52,7 +52,7 @@ METRICS = (
 
 CONTROL_ROWS = 16  # rows of a negative control that the judges read: nonsense is told from text by few
 
-Tell = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
 
 _ROWS_AT_ONCE = 32  # rows judged together: fixed, since a judge's last digits may move with its batch
@@ -83,7 +83,7 @@ class MetricSuite:
     training: npt.NDArray[Any] | None = None
     features: Features | None = None
     seed: int = 0
-    tell: Tell = field(default=lambda *_: None)
+    on_progress: OnProgress = field(default=lambda *_: None)
     processes: Processes = ALONE
     evidence: Evidence | None = None
     store: ScoreStore | None = None
@@ -246,17 +246,17 @@ class MetricSuite:
 
     def _arrays(self, rows: TokenRows) -> _Arrays:
         """The rows without what is given in front."""
-        return list(rows[:, self.reader.lead :])
+        return list(rows[:, self.reader.num_bos :])
 
     def _by_parts(self, rows: TokenRows, name: str, function: Callable[[TokenRows, int], _R]) -> list[_R]:
         """A function of some rows and the index of their first, for all rows, by all processes."""
         parts: list[_R] = []
-        self.tell(name, 0, len(rows))
+        self.on_progress(name, 0, len(rows))
         for found in self.processes.rounds(
             lambda first: function(rows[first : first + _ROWS_AT_ONCE], first), range(0, len(rows), _ROWS_AT_ONCE)
         ):
             parts += found
-            self.tell(name, min(len(parts) * _ROWS_AT_ONCE, len(rows)), len(rows))
+            self.on_progress(name, min(len(parts) * _ROWS_AT_ONCE, len(rows)), len(rows))
         return parts
 
     def _jackknife(self, statistic: Callable[[_Arrays], float], tokens: _Arrays) -> Interval:

@@ -3,7 +3,7 @@
 Each is a share of texts that pass, taken where there is something to check; real text does not reach 1 either, so the
 share of real text stands beside it. They look at characters only and know no language model.
 
-    check_texts(texts)["quotes_close"]   # 1.0 passes, 0.0 fails, nan: nothing to check, one number a text
+    check_texts(texts)["quotes_close"]   # 1.0 passes, 0.0 fails, nan: nothing to check, one number per text
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from fsdfm.data import open_documents
 from fsdfm.files import file_sha256
 from fsdfm.measure.copying import find_copies
 from fsdfm.measure.defects import DEFECTS, SEEN, STRENGTHS, Sight, find_sights
-from fsdfm.measure.distances import energy_distance, ngram_features, standardise_features, style_features
+from fsdfm.measure.distances import Distance, energy_distance, mmd, ngram_features, standardise_features, style_features
 from fsdfm.measure.judges import Judge, make_judge
 from fsdfm.measure.mauve import minilm_features
 from fsdfm.measure.metrics import distinct_n, repetition, self_bleu, unigram_entropy_bits
@@ -95,14 +95,16 @@ def _metrics(texts: DefectTexts) -> dict[str, Callable[[], tuple[Metric, Sequenc
         "distinct-2": of(lambda words, *_: lambda found: distinct_n(words(found), 2)),
         "self-BLEU": of(lambda words, *_: lambda found: float(self_bleu(words(found)).mean())),
         "copied 8-grams": of(lambda words, _, training: partial(_copied, words, training)),
-        "style, energy": of(lambda _, reference, __: _energy(style_features, reference)),
-        "n-grams, energy": of(lambda words, reference, _: _energy(lambda t: ngram_features(words(t)), reference)),
+        "style, energy": of(lambda _, reference, __: _far(style_features, reference)),
+        "style, MMD": of(lambda _, reference, __: _far(style_features, reference, mmd)),
+        "n-grams, energy": of(lambda words, reference, _: _far(lambda t: ngram_features(words(t)), reference)),
+        "n-grams, MMD": of(lambda words, reference, _: _far(lambda t: ngram_features(words(t)), reference, mmd)),
         "n-gram recall": of(lambda words, reference, _: partial(_recall, words, reference)),
         "n-gram precision": of(lambda words, reference, _: _precision(words, reference)),
         **{name.replace("_", " "): of(lambda *_, name=name: partial(_check, name)) for name in CHECKS},
     }
     if texts.minilm:
-        found[_MEANING] = of(lambda _, reference, __: _energy(_remembered(minilm_features()), reference))
+        found[_MEANING] = of(lambda _, reference, __: _far(_remembered(minilm_features()), reference))
     if texts.judge is not None:
         judge = texts.judge
         found[_JUDGE] = of(lambda *_: _perplexity(_judge(judge)))
@@ -136,14 +138,16 @@ def _copied(words: _Words, training: Sequence[str], texts: Sequence[str]) -> flo
     return float(copies.copied.sum() / max(1, copies.num_ngrams.sum()))
 
 
-def _energy(embed: Callable[[Sequence[str]], npt.NDArray[Any]], reference: Sequence[str]) -> Metric:
+def _far(
+    embed: Callable[[Sequence[str]], npt.NDArray[Any]], reference: Sequence[str], distance: Distance = energy_distance
+) -> Metric:
     real = np.asarray(embed(reference), dtype=np.float64)
     scaled = standardise_features(real, real)
-    return lambda texts: energy_distance(standardise_features(np.asarray(embed(texts)), real), scaled)
+    return lambda texts: distance(standardise_features(np.asarray(embed(texts)), real), scaled)
 
 
 def _remembered(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> Callable[[Sequence[str]], npt.NDArray[Any]]:
-    """Features that are computed once a text: subsets share most of theirs."""
+    """Features that are computed once per text: subsets share most of theirs."""
     known: dict[str, npt.NDArray[Any]] = {}
 
     def ask(texts: Sequence[str]) -> npt.NDArray[Any]:
@@ -174,7 +178,7 @@ def _judge(name: str) -> Judge:
 
 
 def _perplexity(judge: Judge) -> Metric:
-    """Log-perplexity a token: a ratio of sums over texts, each scored once."""
+    """Log-perplexity per token: a ratio of sums over texts, each scored once."""
 
     def scores(texts: Sequence[str]) -> npt.NDArray[np.float64]:
         found = judge.score(texts)
@@ -214,6 +218,8 @@ def _report(results: StudyResults) -> StudyReport:
         "not see the defect.",
         "",
         *(f"- **{defect.name}**: the share {defect.strength}" for defect in DEFECTS.values()),
+        "",
+        "## What is seen",
         "",
         markdown_table(body),
         "",

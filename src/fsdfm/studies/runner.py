@@ -34,6 +34,7 @@ import torch
 from rich.console import Console
 
 from fsdfm.measure.statistics import Interval, student_mean
+from fsdfm.plugins import import_plugin, imported_plugins
 from fsdfm.runtime import commit, interrupt_on_sigterm, versions
 from fsdfm.show.folder import progress
 from fsdfm.studies.folder import CellValue, StudyFolder
@@ -263,7 +264,9 @@ class _Pool:
         if not self.is_here:
             self._others = set(active_children())
             context = get_context("spawn")  # a fork would inherit torch's threads
-            self._executor = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_ignore_interrupts)
+            self._executor = ProcessPoolExecutor(
+                self.workers, mp_context=context, initializer=_begin_worker, initargs=(imported_plugins(),)
+            )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -310,9 +313,11 @@ class _Pool:
                 ) from error
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker(plugins: tuple[str, ...]) -> None:
     """Ctrl-C in a terminal reaches every process; the first of them hears it and tells the others to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for plugin in plugins:
+        import_plugin(plugin)
 
 
 def _run_interruptibly(name: str, compute: Compute, folder: StudyFolder, *, cells: Sequence[Cell]) -> None:

@@ -34,6 +34,7 @@ HEADERS = {
     "tensors": gguf(num_tensors=2**60),
     "array": gguf(values=text("a") + struct.pack("<IIQ", 9, 7, 2**40), num_values=1),
     "nested": gguf(values=NESTED, num_values=1),
+    "an array of arrays": gguf(values=text("a") + struct.pack("<IIQIQI", 9, 9, 1, 4, 1, 7), num_values=1),
     "axes": gguf(tensors=text("t") + struct.pack("<I", 2**32 - 1), num_tensors=1),
     "alignment": gguf(values=text("general.alignment") + struct.pack("<II", 4, 0), num_values=1),
     "a word for a number": gguf(values=text("general.alignment") + struct.pack("<I", 8) + text("x"), num_values=1),

@@ -164,6 +164,6 @@ def test_nothing_to_score() -> None:
     assert bigram_judge(bos_id=None).score(["a"]).num_tokens.tolist() == [0]
     with pytest.raises(ValueError, match="at least 2"):
         bigram_judge(max_length=1)
-    with pytest.raises(ValueError, match="one number a text"):
+    with pytest.raises(ValueError, match="one number per text"):
         Scores(torch.zeros(2), torch.zeros(3))
     assert judge.facts["context"] == 64

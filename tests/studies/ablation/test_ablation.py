@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-import fsdfm.studies.ablation.cells as cells
 import fsdfm.studies.ablation.run as composition
+import fsdfm.studies.models as models
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app, main
 from fsdfm.config import load_recipe
@@ -82,6 +82,7 @@ def together(tmp_path_factory):
     return tmp_path_factory.mktemp("together")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORS)
 def test_every_factor_prints_its_table_and_verdicts(files, together, name, monkeypatch):
     if name == "time":
@@ -116,15 +117,15 @@ def _setting(**values):
 
 def test_what_is_finished_is_not_done_again_and_what_two_factors_share_is_done_once(files, together, monkeypatch):
     first = ablate(files, "scalar", together)
-    monkeypatch.setattr(cells, "train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(models, "train", lambda *a, **k: pytest.fail("trained again"))
     ablate(files, "start", together)  # its few-step model is that of scalar
-    monkeypatch.setattr(cells, "run_evaluation", lambda *a, **k: pytest.fail("measured again"))
+    monkeypatch.setattr(models, "run_evaluation", lambda *a, **k: pytest.fail("measured again"))
     assert ablate(files, "scalar", together).markdown == first.markdown
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(files, together, tmp_path, monkeypatch):
     whole = ablate(files, "start", together)
-    real, calls = cells.run_evaluation, []
+    real, calls = models.run_evaluation, []
 
     def stopped(request, **rest):
         calls.append(request)
@@ -132,27 +133,27 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(files, to
             raise KeyboardInterrupt
         return real(request, **rest)
 
-    monkeypatch.setattr(cells, "run_evaluation", stopped)
+    monkeypatch.setattr(models, "run_evaluation", stopped)
     with pytest.raises(StoppedError):
         ablate(files, "start", tmp_path)
     assert len(list((tmp_path / "cells").glob("*@*.json"))) == 2
     assert not (tmp_path / "start").exists()
-    monkeypatch.setattr(cells, "run_evaluation", real)
+    monkeypatch.setattr(models, "run_evaluation", real)
     assert ablate(files, "start", tmp_path).markdown == whole.markdown
 
 
 def test_a_training_that_was_stopped_goes_on(files, tmp_path, monkeypatch):
-    real = cells.train
+    real = models.train
 
     def half(recipe, overrides, **rest):
         real(recipe, [*overrides, "train.steps=1"], **rest)  # as if a signal had come after one step
         raise StoppedError
 
-    monkeypatch.setattr(cells, "train", half)
+    monkeypatch.setattr(models, "train", half)
     with pytest.raises(StoppedError):
         ablate(files, "start", tmp_path)
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    monkeypatch.setattr(cells, "train", real)
+    monkeypatch.setattr(models, "train", real)
     ablate(files, "start", tmp_path)
     assert not list((tmp_path / "runs").iterdir())
 

@@ -143,6 +143,7 @@ def test_training_for_no_steps_is_refused():
 # -------------------------------------------------------------------------------------------------- the numbers
 
 
+@pytest.mark.slow
 def test_one_step_fits_half_the_samples_and_more_steps_fit_more(report):
     _, numbers = report
     for source in ("uniform", "mask"):
@@ -155,12 +156,14 @@ def test_one_step_fits_half_the_samples_and_more_steps_fit_more(report):
             assert eight > 0.8
 
 
+@pytest.mark.slow
 def test_exact_and_single_are_one_rule_under_the_mask_source(report):
     _, numbers = report
     exact, single = (numbers.outcomes[SamplingCase("exact", "mask", rule, 8)] for rule in ("exact", "single"))
     assert exact == single
 
 
+@pytest.mark.slow
 def test_every_masked_token_jumps_exactly_once(report):
     _, numbers = report
     for setting, outcome in numbers.outcomes.items():
@@ -168,6 +171,7 @@ def test_every_masked_token_jumps_exactly_once(report):
             assert outcome.jumps_a_token == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_uniform_tokens_jump_about_once(report):
     _, numbers = report
     assert numbers.outcomes[SamplingCase("exact", "uniform", "exact", 1)].jumps_a_token == pytest.approx(
@@ -178,6 +182,7 @@ def test_uniform_tokens_jump_about_once(report):
     )
 
 
+@pytest.mark.slow
 def test_the_literal_instantaneous_rule_misses_what_the_theory_says(report):
     _, numbers = report
     for entry in numbers.never_reached:
@@ -194,6 +199,7 @@ def test_the_literal_instantaneous_rule_misses_what_the_theory_says(report):
 # ---------------------------------------------------------------------------------------------------- the files
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_it_promises_and_no_leftovers(report):
     folder, _ = report
     written = {*PICTURES, "checkerboard.json", "checkerboard.md", "setting.json", "cells", ".locks"}
@@ -201,6 +207,7 @@ def test_the_folder_holds_what_it_promises_and_no_leftovers(report):
     assert not list((folder / ".locks").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_valid_and_not_blank(report, name):
     with Image.open(report[0] / name) as picture:
@@ -211,6 +218,7 @@ def test_pictures_are_valid_and_not_blank(report, name):
     assert (report[0] / name).stat().st_size < 2_000_000
 
 
+@pytest.mark.slow
 def test_the_json_holds_every_number(report):
     folder, numbers = report
     stored = json.loads((folder / "checkerboard.json").read_text())
@@ -226,6 +234,7 @@ def test_the_json_holds_every_number(report):
         assert len(record["jumps_per_step"]) == setting.steps
 
 
+@pytest.mark.slow
 def test_captions_name_every_picture_and_state_measured_numbers(report):
     folder, numbers = report
     text = (folder / "checkerboard.md").read_text()
@@ -244,6 +253,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
         run_checkerboard(tmp_path / "file" / "folder")
 
 
+@pytest.mark.slow
 def test_a_second_run_reads_its_cells_and_draws_the_same_pictures(report, tmp_path, monkeypatch):
     folder, numbers = report
     monkeypatch.setattr("fsdfm.studies.checkerboard.cells.trajectory", lambda *a, **k: pytest.fail("sampled anew"))

@@ -41,6 +41,16 @@ def test_published_weights_are_measured_and_what_is_finished_is_kept(tmp_path: P
         run_compare(request(tmp_path, judge=asked.judge, weights=asked.weights, only=asked.only, num=3))
 
 
+def test_a_recipe_that_builds_on_an_absent_file_is_refused(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    save_judges(tmp_path)
+    text = tmp_path / "train.txt"
+    text.write_text(words(4))
+    with pytest.raises(ValueError, match=r"ours \(stories-causal\) builds on stories15M.bin, which is not"):
+        run_compare(request(tmp_path, text=(str(text),), only=("mdlm", "ours"), judge=str(tmp_path / "judge")))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

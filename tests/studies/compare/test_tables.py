@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.studies.compare.paper import CONTINUED, EXPANDED, paper_figure
 from fsdfm.studies.compare.setting import CompareSetting
@@ -38,6 +40,7 @@ def evaluation(variant, number: int) -> Evaluation:  # type: ignore[no-untyped-d
     )
 
 
+@pytest.mark.slow
 def test_the_report_has_every_row_and_every_figure_of_the_paper() -> None:
     found = {variant.name: evaluation(variant, n) for n, variant in enumerate(VARIANTS)}
     report = compare_report(VARIANTS, found, SETTING)
@@ -55,6 +58,7 @@ def test_the_report_has_every_row_and_every_figure_of_the_paper() -> None:
     assert all("†" in line for line in flagged)
 
 
+@pytest.mark.slow
 def test_verdicts_are_counted_over_all_peers_with_a_frontier() -> None:
     found = {variant.name: evaluation(variant, n) for n, variant in enumerate(VARIANTS)}
     record = compare_report(VARIANTS, found, SETTING).record["matched"]

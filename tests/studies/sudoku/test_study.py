@@ -13,6 +13,7 @@ import torch
 from fsdfm.flow import RULES, Grid, MixturePath
 from fsdfm.flow.sampler import trajectory
 from fsdfm.noise import Noise
+from fsdfm.studies.sudoku import study
 from fsdfm.studies.sudoku.board import is_solution, make_puzzle, make_solutions
 from fsdfm.studies.sudoku.methods import METHODS, BoardData, BoardSetting, make_network, rules_of, train_method
 from fsdfm.studies.sudoku.network import BoardNetwork, DigitSource, make_source
@@ -58,6 +59,21 @@ def test_noise_is_never_given() -> None:
     assert float(source.probabilities().sum()) == 1
     with pytest.raises(ValueError, match="source is 'ring'"):
         make_source("ring", 2)
+
+
+def test_every_difficulty_has_its_own_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, puzzles = boards(5)
+    given = {"easy": puzzles[:2], "hard": puzzles[2:]}
+
+    def only_easy(_: object, __: object, givens: torch.Tensor, **___: object) -> torch.Tensor:
+        answers = torch.from_numpy(np.array([p.solution for p in puzzles]))
+        answers[2:] = torch.where(givens[2:] > 0, answers[2:], answers[2:] % 4 + 1)
+        return answers
+
+    monkeypatch.setattr(study, "fill_boards", only_easy)
+    network = make_network(METHODS[0], TINY, 0)
+    found = study._score(network, METHODS[0], given, rule="exact", steps=1, seed=0)
+    assert found == {"easy": {"solved": 1.0, "cells": 1.0}, "hard": {"solved": 0.0, "cells": 0.0}}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -147,20 +163,25 @@ def test_there_are_puzzles_of_every_difficulty_that_a_board_has() -> None:
     assert all(p.difficulty == name for name, puzzles in found.items() for p in puzzles)
 
 
+@pytest.mark.slow
 def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     numbers = run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
     assert {path.name for path in tmp_path.glob("*.*")} >= {"sudoku.md", "sudoku.json", "sudoku.png", "board.png"}
     written = (tmp_path / "sudoku.md").read_text()
     assert "mask, confident" in written
     assert [method.name for method in numbers.methods] == ["dfm", "mask", "rk2"]  # rk2 starts from dfm
-    gain = numbers.gain("mask", "confident", over=("mask", "exact"))
 
-    def solved(cell, rule: str) -> float:  # type: ignore[no-untyped-def]
-        return float(np.mean([cell["scores"][f"{rule}/{k}/easy"]["solved"] for k in (1, 4)]))
+    def mean(cell, rule: str, what: str) -> float:  # type: ignore[no-untyped-def]
+        return float(np.mean([cell["scores"][f"{rule}/{k}/easy"][what] for k in (1, 4)]))
 
-    by_seed = [solved(cell, "confident") - solved(cell, "exact") for cell in numbers.results.of("mask")]
-    assert gain.value == pytest.approx(np.mean(by_seed))
-    assert any(line.startswith("`mask, confident` against `mask, exact`") for line in numbers.verdicts())
+    written_gains = []
+    for what in ("solved", "cells"):
+        gain = numbers.gain("mask", "confident", over=("mask", "exact"), what=what)
+        by_seed = [mean(cell, "confident", what) - mean(cell, "exact", what) for cell in numbers.results.of("mask")]
+        assert gain.value == pytest.approx(np.mean(by_seed))
+        written_gains.append(f"{100 * gain.value:+.1f}")
+    (line,) = [line for line in numbers.verdicts() if line.startswith("`mask, confident` against `mask, exact`")]
+    assert [part.partition(" [")[0] for part in line.split(": ")[1].split("; cells ")] == written_gains
     found = numbers.at("dfm", "exact", 4, difficulty="easy", what="cells")
     assert 0 < found.value < 1
     record = json.loads((tmp_path / "sudoku.json").read_text())

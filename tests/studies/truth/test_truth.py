@@ -243,6 +243,7 @@ def finished(tmp_path_factory):
     return out, results
 
 
+@pytest.mark.slow
 def test_a_run_leaves_complete_files(finished):
     out, results = finished
     numbers = json.loads((out / "truth.json").read_text())
@@ -262,6 +263,7 @@ def test_a_run_leaves_complete_files(finished):
     )
 
 
+@pytest.mark.slow
 def test_the_temperature_control_has_the_entropy_it_was_asked_for(finished):
     _, results = finished
     for steps in BUDGETS:
@@ -269,6 +271,7 @@ def test_the_temperature_control_has_the_entropy_it_was_asked_for(finished):
         assert ours == pytest.approx(results.values("topics", "rk2", "entropy", steps=steps), abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_second_run_skips_what_is_finished_and_repeats_what_is_missing_bit_by_bit(finished, monkeypatch):
     out, _ = finished
     computed = []
@@ -292,6 +295,7 @@ def test_processes_give_the_cells_that_one_process_gives(finished, tmp_path):
         assert ours["rules"] == theirs["rules"]
 
 
+@pytest.mark.slow
 def test_cells_of_another_setting_are_refused(finished):
     out, _ = finished
     with pytest.raises(ValueError, match="holds cells of another setting"):

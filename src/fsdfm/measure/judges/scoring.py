@@ -40,7 +40,7 @@ class Scores:
         if self.nll.shape != self.num_tokens.shape or self.nll.ndim != 1:
             raise ValueError(
                 f"nll has shape {tuple(self.nll.shape)} and num_tokens {tuple(self.num_tokens.shape)}; "
-                "give one number a text in each"
+                "give one number per text in each"
             )
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class TokenJudge:
         straddles the border counts for the text.
         """
         if prefixes is not None and len(prefixes) != len(texts):
-            raise ValueError(f"there are {len(prefixes)} prefixes for {len(texts)} texts; give one a text, '' for none")
+            raise ValueError(f"there are {len(prefixes)} prefixes for {len(texts)} texts; one per text, '' for none")
         nll = torch.zeros(len(texts), dtype=torch.float64)
         num_tokens = torch.zeros(len(texts), dtype=torch.int64)
         for start in range(0, len(texts), _TEXTS_AT_ONCE):

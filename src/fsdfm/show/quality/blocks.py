@@ -125,11 +125,14 @@ def _number(found: re.Match[str], folder: Path) -> str:
 
 
 def _metrics(evaluation: Evaluation, which: str) -> Mapping[str, Measured]:
-    """Of a number of steps, of real text, of the autoregressive model beside it, or of a negative control by name."""
+    """Of a number of steps, real text, the first autoregressive model beside it, or of one or a control by name."""
     if which == _REAL:
         return evaluation.real
     if which == _ALTERNATIVE:
         return evaluation.alternatives[0].metrics if evaluation.alternatives else {}
+    named = {str(row.facts.get("name")): row.metrics for row in evaluation.alternatives}
+    if which in named:
+        return named[which]
     if which in evaluation.controls:
         return evaluation.controls[which]
     row = evaluation.row(int(which)) if which.isdecimal() else None
@@ -188,11 +191,15 @@ def _join_alternatives(main: Evaluation, other: Evaluation) -> tuple[Row, ...]:
 
 
 def _joined(known: Evaluation, row: Row) -> Row:
-    """The row with what is known of it already, where the two measured different things; else the later one stands."""
+    """The row with what is known of it already, where the two measured different things; else the later one stands.
+
+    Its seconds are those of the one that measured more.
+    """
     same = next((each for each in known.rows if each.key == row.key), None)
     if same is None or same.metrics.keys() & row.metrics.keys() - _ALWAYS:
         return row
-    return replace(same, metrics={**row.metrics, **same.metrics})
+    more, less = (same, row) if len(same.metrics) >= len(row.metrics) else (row, same)
+    return replace(more, metrics={**less.metrics, **more.metrics})
 
 
 def _first(make: Callable[[str, Evaluation, Comparison], Table | None]) -> Callable[[Comparison], Table | None]:

@@ -151,7 +151,7 @@ def _deltas(axes: Axes, pairs: Sequence[tuple[Row, Row]], metric: Metric, *, sty
 
 
 def draw_frontier(comparison: Comparison) -> Figure | None:
-    """Perplexity against entropy, a line a model and budget from cold to hot; real data is a point in its band."""
+    """Perplexity against entropy, a line per model and budget from cold to hot; real data is a point in its band."""
     metric = _perplexity(comparison)
     if metric is None or not any(_sweeps(e, metric) for e in comparison.evaluations):
         return None
@@ -213,7 +213,7 @@ def _real_point(axes: Axes, entropy: Measured | None, perplexity: Measured | Non
 
 
 def draw_latency(comparison: Comparison) -> Figure | None:
-    """Perplexity against seconds a sample on logarithmic axes; every point says its steps."""
+    """Perplexity against seconds per sample on logarithmic axes; every point says its steps."""
     metric = _perplexity(comparison)
     timed = [[row for row in e.plain if _time(row) > 0] for e in comparison.evaluations]
     if metric is None or not any(_has(row, metric) for rows in timed for row in rows):
@@ -235,7 +235,7 @@ def draw_latency(comparison: Comparison) -> Figure | None:
     for which in ("x", "y"):
         set_log_axis(axes, which)
     _say_apart(axes, _without_crowds(texts))
-    axes.set_xlabel("seconds a sample")
+    axes.set_xlabel("seconds per sample")
     axes.set_ylabel(metric.label)
     set_title(axes, f"{_panel_title(comparison, metric)} against time; numbers are steps")
     _legend(figure, comparison, [metric])

@@ -77,6 +77,8 @@ METRICS = (
     Metric("energy_judge_z", "judge's states, z", 1, main=True),
     Metric("energy_trunk_z", "trunk, z", 1, main=True),
     Metric("brier_lm", "BrierLM", 2, main=True),
+    Metric("mmd_style_z", "style (MMD), z", 1),
+    Metric("mmd_ngram_z", "n-grams (MMD), z", 1),
     Metric("mmd_meaning_z", "meaning (MMD), z", 1),
     Metric("mmd_judge_z", "judge's states (MMD), z", 1),
     Metric("mmd_trunk_z", "trunk (MMD), z", 1),
@@ -96,7 +98,7 @@ METRICS = (
     Metric("duplicates", "duplicates"),
     Metric("copied_8grams", "copied 8-grams"),
     Metric("longest_copy", "longest copy, tokens", 1),
-    Metric("jumps_per_token", "jumps a token", 2),
+    Metric("jumps_per_token", "jumps per token", 2),
 )
 _KNOWN = {metric.name: metric for metric in METRICS}
 

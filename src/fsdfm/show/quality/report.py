@@ -48,7 +48,7 @@ ALT = {
     "quality": "Perplexity and entropy against calls of the network",
     "panels": "Accuracy, diversity and MAUVE against calls of the network",
     "frontier": "Perplexity against entropy",
-    "latency": "Perplexity against seconds a sample",
+    "latency": "Perplexity against seconds per sample",
 }
 
 
@@ -156,7 +156,7 @@ def judge_in_words(judge: Mapping[str, Any]) -> str:
         known = judge.get(what)
         if isinstance(known, Mapping) and (number := judge_number(known.get("token_perplexity"))):
             scale.append(f"{words} {perplexity.write(number)}")
-    said = f"; its scale (perplexity a token): {', '.join(scale)}" if scale else ""
+    said = f"; its scale (perplexity per token): {', '.join(scale)}" if scale else ""
     dtype = f" ({judge['dtype']})" if judge.get("dtype") else ""
     return f"Judge: {judge.get('name', 'none')}{dtype}{said}."
 

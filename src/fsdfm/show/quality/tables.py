@@ -101,7 +101,7 @@ class Table:
 
 
 def few_steps_table(comparison: Comparison) -> Table:
-    """The paper's tables 1 to 4: a row a model, a column a budget; perplexity / entropy / MAUVE where measured."""
+    """The paper's tables 1 to 4: a row per model, a column per budget; perplexity / entropy / MAUVE where measured."""
     present = comparison.metric_names()
     perplexity = metric_named("token_perplexity" if "token_perplexity" in present else "perplexity")
     others = [m for m in (metric_named("entropy_bits"), metric_named("mauve")) if m.name in present]
@@ -132,7 +132,7 @@ def few_steps_table(comparison: Comparison) -> Table:
 
 
 def metric_table(comparison: Comparison, metric: Metric) -> Table:
-    """One metric of every model, a row a budget, with intervals; a perplexity has the entropy beside it."""
+    """One metric of every model, a row per budget, with intervals; a perplexity has the entropy beside it."""
     notes = Notes()
     entropy = metric_named("entropy_bits")
 
@@ -205,14 +205,15 @@ def equal_entropy_table(comparison: Comparison) -> Table | None:
     """Perplexity of each model as a multiple of the first one's, where both sweeps have the entropy; None: nowhere."""
     body = []
     for label, evaluation in comparison.pairs[1:]:
-        for steps in comparison.budgets:
-            sweeps = [_sweep(e, steps) for e in (comparison.evaluations[0], evaluation)]
+        for first, other in _swept(comparison.evaluations[0], evaluation):
+            sweeps = _sweep(comparison.evaluations[0], first), _sweep(evaluation, other)
             if sweeps[0] is None or sweeps[1] is None:
                 continue
+            steps = str(other) if first == other else f"{other} against {first}"
             for at in compare_frontiers(sweeps[0], sweeps[1]):
                 ratio = f"{at.ratio.value:.3f} [{at.ratio.low:.3f}, {at.ratio.high:.3f}]"
                 shown = f"**{ratio}**" if at.decided else ratio
-                body.append((label, str(steps), f"{at.entropy_bits:.2f}", shown))
+                body.append((label, steps, f"{at.entropy_bits:.2f}", shown))
     if not body:
         return None
     return Table(
@@ -274,6 +275,13 @@ def _bits(row: Row) -> float | None:
     return None if measured is None or not math.isfinite(measured.value) else measured.value
 
 
+def _swept(first: Evaluation, other: Evaluation) -> list[tuple[int, int]]:
+    """Budgets to compare sweeps at: those that both have, or, where they have none in common, each with each."""
+    ours, theirs = (sorted({row.steps for row in (*e.plain, *e.frontier)}) for e in (first, other))
+    common = [(steps, steps) for steps in ours if steps in theirs]
+    return common or [(a, b) for a in ours for b in theirs]
+
+
 def _sweep(evaluation: Evaluation, steps: int) -> Frontier | None:
     """The rows of a budget at all temperatures as a frontier, if there are two or more."""
     rows = [row for row in (*evaluation.plain, *evaluation.frontier) if row.steps == steps]
@@ -290,8 +298,8 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
         further["calls"] = [str(row.num_calls) for row in rows]
     if any(row.temperature != 1 for row in rows):
         further["temperature"] = [f"{row.temperature:.3g}" for row in rows]
-    seconds = {"seconds a sample": [_seconds(row.seconds_per_sample) for row in rows]} if timed else {}
-    if all(text == GAP for text in seconds.get("seconds a sample", [])):
+    seconds = {"seconds per sample": [_seconds(row.seconds_per_sample) for row in rows]} if timed else {}
+    if all(text == GAP for text in seconds.get("seconds per sample", [])):
         seconds = {}
     body = [
         (
@@ -403,7 +411,7 @@ def _signed(value: float, decimals: int) -> str:
 
 
 def results_csv(comparison: Comparison) -> str:
-    """Every row of every model, and real data: a line a row, three columns a metric."""
+    """Every row of every model, and real data: a line per row, three columns per metric."""
     metrics = [metric.name for metric in in_order(comparison.metric_names())]
     header = ["model", "kind", "steps", "calls", "temperature", "matched_to", "flags", "num_samples"]
     lines: list[list[Any]] = [
@@ -420,7 +428,7 @@ def results_csv(comparison: Comparison) -> str:
 
 
 def changes_csv(comparison: Comparison) -> str:
-    """Every change from the baseline to another model: a line a budget and metric; perplexities as shares of one."""
+    """Every change from the baseline to another model: a line per budget and metric; perplexities as shares of one."""
     header = ["baseline", "model", "steps", "metric", "kind", "change", "low", "high", "flags"]
     lines: list[list[Any]] = [header]
     base, name = comparison.evaluations[0], comparison.labels[0]

@@ -33,7 +33,7 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
         _print(_frontier(evaluation, real), console, keys=2)
     if (bound := evaluation.bound) is not None:
         console.print(
-            f"likelihood bound: {bound.value:.3f} [{bound.low:.3f}, {bound.high:.3f}] nats a token, "
+            f"likelihood bound: {bound.value:.3f} [{bound.low:.3f}, {bound.high:.3f}] nats per token, "
             f"perplexity <= {bound.facts['perplexity']:.1f}",
             highlight=False,
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -12,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from fsdfm.checkpoint import Checkpoint, load_model, save_model
 from fsdfm.flow import MaskSource, MixturePath
 from fsdfm.learn import PathConfig
-from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
-from fsdfm.measure.results import load_evaluation
+from fsdfm.measure.evaluation import EvaluationRequest
 from fsdfm.model import build_network
-from fsdfm.run import export, prepare_corpus, train
+from fsdfm.run import prepare_corpus
 from fsdfm.studies.ablation.factors import BASE, MASKED, FineTuning, Setup, Variant
 from fsdfm.studies.ablation.setting import RECIPE, AblationFiles, AblationSetting, flow_overrides, parse_recipe
 from fsdfm.studies.folder import StudyFolder
-from fsdfm.studies.runner import Cell, StoppedError
+from fsdfm.studies.models import measure_model, quoted, train_model
+from fsdfm.studies.runner import Cell
 
 __all__ = ["CORPUS", "cell_variant", "cells_of", "compute_cell", "recipe_overrides", "with_mask"]
 
@@ -128,15 +125,10 @@ def _add_mask(files: AblationFiles, **_: Any) -> dict[str, Any]:
 
 
 def _fine_tune(training: FineTuning, files: AblationFiles, *, setting: AblationSetting, seed: int) -> dict[str, Any]:
-    """Train, or resume a training; the finished model is in half precision."""
-    model, run = files.model(training.name, seed), files.run(training.name, seed)
-    if not model.exists():
-        overrides = recipe_overrides(files, setting, training, seed=seed)
-        if not train(RECIPE, [*overrides, f"out={_quoted(run)}"], console=_silence()).finished:
-            raise StoppedError
-        export(run, model, half=True)
-    shutil.rmtree(run, ignore_errors=True)  # its weights are the model now, the rest served to resume
-    return {"model": model.name}
+    """The finished model is in half precision."""
+    overrides = recipe_overrides(files, setting, training, seed=seed)
+    run, model = files.run(training.name, seed), files.model(training.name, seed)
+    return train_model(RECIPE, overrides, run=run, model=model, half=True)
 
 
 def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: FineTuning, *, seed: int) -> list[str]:
@@ -147,9 +139,9 @@ def recipe_overrides(files: AblationFiles, setting: AblationSetting, training: F
         f"data.separator={json.dumps(files.separator)}",
         f"data.field={json.dumps(files.field)}",
         "data.max_documents=none",
-        f"data.corpus={_quoted(files.corpus)}",
+        f"data.corpus={quoted(files.corpus)}",
         f"data.length={setting.length}",
-        f"model.parent={_quoted(start)}",
+        f"model.parent={quoted(start)}",
         *flow_overrides(load_model(start, device="meta")),
         *([f"objective.anneal_every={max(1, steps // ANNEALINGS)}"] if _anneals(training) else []),
         f"train.steps={steps}",
@@ -199,19 +191,13 @@ def with_mask(bundle: Checkpoint) -> Checkpoint:
     return replace(bundle, model=model.eval(), path=MixturePath(MaskSource(size + 1), bundle.path.schedule))
 
 
-def _quoted(path: Path) -> str:
-    return json.dumps(str(path))
-
-
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def _measure(
     training: FineTuning | None, setup: Setup, files: AblationFiles, *, setting: AblationSetting, seed: int
 ) -> dict[str, Any]:
-    """A result file of `fsdfm evaluate`; its rows are kept on the way, so that it resumes."""
     model = files.base if training is None else files.model(training.name, _trained_seed(training, seed))
-    rows = files.rows(f"{cell_variant(training, setup)}.{seed}")
     request = EvaluationRequest(
         model=str(model),
         judge=files.judge,
@@ -227,16 +213,8 @@ def _measure(
         metrics=setup.metrics,
         frontier=",".join(map(str, setting.temperatures)) if setup.frontier else "none",
         controls=False,
-        json=rows,
+        json=files.rows(f"{cell_variant(training, setup)}.{seed}"),
         device=files.device,
         threads=1,
     )
-    if not run_evaluation(request, console=_silence()).finished:
-        raise StoppedError
-    found = load_evaluation(rows).to_json()
-    rows.unlink()
-    return found
-
-
-def _silence() -> Console:
-    return Console(file=io.StringIO())
+    return measure_model(request)

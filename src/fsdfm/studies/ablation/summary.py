@@ -113,7 +113,7 @@ class AblationScores:
         self.values[label, seed, SECONDS, _ONCE] = statistics.median(ratios)
 
     def of(self, label: str, metric: str, budget: int) -> list[float]:
-        """One number a seed."""
+        """One number per seed."""
         found = (self.values.get((label, seed, metric, budget)) for seed in self.seeds)
         return [value for value in found if value is not None]
 

@@ -65,8 +65,8 @@ class AblationTables:
                 f"{self.seeds} seeds; in brackets 95 % intervals over seeds (Student's t)."
             )
         return (
-            f"{trained}; {setting.num} samples of {setting.length} tokens a budget and seed, perplexity a token under "
-            f"{setting.judge}; in brackets 95 % intervals over seeds (Student's t); columns are calls of the network."
+            f"{trained}; {setting.num} samples of {setting.length} tokens per budget and seed, perplexity per token "
+            f"under {setting.judge}; in brackets 95 % intervals over seeds (Student's t); columns are network calls."
         )
 
     def _table(self, names: Sequence[str]) -> list[list[str]]:

@@ -101,7 +101,7 @@ class CheckerboardDenoiser:
 
 
 def _position_features(x_t: Tensor, value: Tensor) -> Tensor:
-    """Own token, the other position's token, the position, and a number a sample: float64 [B, 2, 4]."""
+    """Own token, the other position's token, the position, and a number per sample: float64 [B, 2, 4]."""
     columns = (x_t, x_t.flip(-1), torch.arange(2).expand_as(x_t), value[:, None].expand(x_t.shape))
     return torch.stack([column.to(torch.float64) for column in columns], -1)
 
@@ -160,7 +160,7 @@ class NetworkFit:
 
     steps: int
     seconds: float
-    kl_to_exact: float  # nats a token, mean over p_t and t uniform
+    kl_to_exact: float  # nats per token, mean over p_t and t uniform
 
 
 def train_network(path: MixturePath, board: Board, *, seed: int, steps: int) -> tuple[CheckerboardNetwork, NetworkFit]:
@@ -203,7 +203,7 @@ def _draw_pairs(path: MixturePath, board: Board, noise: Noise) -> tuple[Tensor, 
 
 
 def _kl_to_exact(network: CheckerboardNetwork, path: MixturePath, board: Board, *, num_rows: int = 4096) -> float:
-    """The mean of KL(p_{1|t} of the truth || of the network) over fresh x_t, in nats a token."""
+    """The mean of KL(p_{1|t} of the truth || of the network) over fresh x_t, in nats per token."""
     _, x_t, t = _draw_pairs(path, board, Noise(0, range(num_rows)))
     truth = CheckerboardDenoiser(path, board)(x_t, t, t)
     with torch.no_grad():

@@ -27,7 +27,7 @@ def _head(numbers: CheckerboardNumbers) -> str:
     size, square = numbers.board.size, numbers.board.square
     return f"""# The checkerboard of appendix B.3
 
-A {size} x {size} board in squares of {square}: two tokens a sample, {size} tokens in the vocabulary (and [MASK] with
+A {size} x {size} board in squares of {square}: two tokens per sample, {size} tokens in the vocabulary (and [MASK] with
 the mask source). {numbers.samples} samples a setting, seed {numbers.seed}, {numbers.seconds:.0f} s; a share of 90 % has
 a standard error of {_percent((0.09 / numbers.samples) ** 0.5)}."""
 
@@ -65,7 +65,7 @@ def _jumps(numbers: CheckerboardNumbers) -> str:
 {numbers.frames} frames of the mask source {first("instant", numbers.frames)} of the tokens jump under the instantaneous
 rule and {first("single", numbers.frames)} under the cumulative one, in the first of {few} steps
 {first("instant", few)} and {first("single", few)}. At kappa = t^2 the first of {few} steps moves
-{first("instant", few, "t^2")} and {first("single", few, "t^2")}. Mean jumps a token, uniform
+{first("instant", few, "t^2")} and {first("single", few, "t^2")}. Mean jumps per token, uniform
 source: {mean("uniform", numbers.frames)} in {numbers.frames} frames;
 {mean("uniform", few)} in {few} steps; mask source: {mean("mask", numbers.frames)}. The paper reports about
 1.05 and 1.00; in continuous time they are 1 - 1/V = {1 - 1 / numbers.board.size:.3f} and 1, the integral
@@ -115,7 +115,7 @@ the instantaneous rule; a masked coordinate is drawn in the margin."""
 
 def _tables(numbers: CheckerboardNumbers) -> str:
     budgets = tuple(dict.fromkeys((*BUDGETS, numbers.frames)))
-    lines = ["## Share on allowed squares / mean jumps a token, by steps (kappa = t)", ""]
+    lines = ["## Share on allowed squares / mean jumps per token, by steps (kappa = t)", ""]
     lines += [_row("posterior", "source", "rule", *budgets), _row(*["---"] * (3 + len(budgets)))]
     for denoiser in ("exact", "network"):
         for source in SOURCES:

@@ -253,7 +253,7 @@ def _plot_never_reached(axes: Axes, numbers: CheckerboardNumbers, kappa: str) ->
 
 
 def _jumps_of_the_flow(source: str, board: Board) -> float:
-    """Mean jumps a token in continuous time: the integral of g(t) P(x_1 != x_t) = kappa'_t P(x_1 != x_0)."""
+    """Mean jumps per token in continuous time: the integral of g(t) P(x_1 != x_t) = kappa'_t P(x_1 != x_0)."""
     return 1 - 1 / board.size if source == "uniform" else 1.0
 
 

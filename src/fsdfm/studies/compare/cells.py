@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,23 +14,24 @@ from rich.console import Console
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import find_model
 from fsdfm.config import load_recipe
-from fsdfm.measure.evaluation import EvaluationRequest, run_evaluation
-from fsdfm.measure.results import load_evaluation
-from fsdfm.run import export, prepare_corpus, train
+from fsdfm.measure.evaluation import EvaluationRequest
+from fsdfm.run import PairsConfig, make_timed_pairs, prepare_corpus
+from fsdfm.runtime import RuntimeConfig
 from fsdfm.studies.compare.setting import CompareFiles, CompareSetting
 from fsdfm.studies.compare.systems import BASE, NAMED, SHIPPED, TRAININGS, PeerTraining, SystemRow
 from fsdfm.studies.folder import StudyFolder
-from fsdfm.studies.runner import Cell, StoppedError
+from fsdfm.studies.models import measure_model, quoted, train_model
+from fsdfm.studies.runner import Cell
 
-__all__ = ["cells_of", "compute_cell", "measured", "recipe_overrides"]
+__all__ = ["cells_of", "compute_cell", "measured", "needed_trainings", "recipe_overrides"]
 
 _METRICS = "perplexity,diversity,distances"
+_PAIRS = PairsConfig(steps=16, jump="exact", temperature=1.0)  # what a start makes of noised text
 
 
 def cells_of(variants: Sequence[SystemRow]) -> list[Cell]:
     """The text, the trainings that the rows need, each behind what it starts from, then the rows."""
-    wanted = [name for name in TRAININGS if name in {v.model for v in variants}]
-    needed = [name for name in TRAININGS if any(name in _line(each) for each in wanted)]
+    needed = needed_trainings(variants)
     cells = [Cell("corpus", spec=_pack)] if needed else []
     for name in needed:
         start = TRAININGS[name].start
@@ -42,6 +41,12 @@ def cells_of(variants: Sequence[SystemRow]) -> list[Cell]:
         made = (f"{variant.model}.0",) if variant.model in TRAININGS else ()
         cells.append(Cell(measured(variant), spec=partial(_measure, variant), needs=made))
     return cells
+
+
+def needed_trainings(variants: Sequence[SystemRow]) -> list[str]:
+    """The trainings of some rows, each behind what it starts from."""
+    wanted = [name for name in TRAININGS if name in {v.model for v in variants}]
+    return [name for name in TRAININGS if any(name in _line(each) for each in wanted)]
 
 
 def measured(variant: SystemRow) -> str:
@@ -73,29 +78,28 @@ def _pack(files: CompareFiles, _setting: CompareSetting) -> dict[str, Any]:
 
 
 def _train(name: str, files: CompareFiles, setting: CompareSetting) -> dict[str, Any]:
-    """Train, or resume a training."""
-    training, model, run = TRAININGS[name], files.model(name), files.run(name)
-    if not model.exists():
-        overrides = recipe_overrides(training, files, setting)
-        if not train(training.recipe, [*overrides, f"out={_quoted(run)}"], console=_silence()).finished:
-            raise StoppedError
-        export(run, model)
-    shutil.rmtree(run, ignore_errors=True)  # its weights are the model now, the rest served to resume
-    return {"model": model.name}
+    training = TRAININGS[name]
+    overrides = recipe_overrides(training, files, setting)
+    if training.repeats is not None:
+        rows = -(-_steps(training, setting) * setting.batch_size // training.repeats)
+        config = replace(_PAIRS, num=rows, length=setting.length, seed=setting.seed)
+        runtime = RuntimeConfig(device=files.device, threads=1)
+        start, quiet = _start(training, files), Console(quiet=True)
+        make_timed_pairs(start, files.corpus, files.pairs(name), config=config, runtime=runtime, console=quiet)
+        overrides.append(f"data.pairs={quoted(files.pairs(name))}")
+    return train_model(training.recipe, overrides, run=files.run(name), model=files.model(name))
 
 
 def recipe_overrides(training: PeerTraining, files: CompareFiles, setting: CompareSetting) -> list[str]:
     """Everything in which a training differs from its recipe: text, tokens and start are everybody's."""
-    steps = max(1, round(training.share * setting.train_steps))
-    start = files.base if training.start == BASE else files.model(training.start)
-    soft = training.curriculum
+    steps, soft = _steps(training, setting), training.curriculum
     return [
         f"data.inputs={json.dumps([str(name) for name in files.text])}",
         f"data.separator={json.dumps(files.separator)}",
-        f"data.corpus={_quoted(files.corpus)}",
+        f"data.corpus={quoted(files.corpus)}",
         "data.max_documents=none",
         f"data.length={setting.length}",
-        f"model.parent={_quoted(start)}",
+        f"model.parent={quoted(_start(training, files))}",
         f"optim.warmup={max(1, min(50, steps // 10))}",
         f"optim.ema={max(0.5, 1 - 10 / steps):.4f}",  # over the last tenth, however short the run is
         *([] if soft is None else [f"objective.curriculum_steps={round(soft * steps)}"]),
@@ -109,16 +113,18 @@ def recipe_overrides(training: PeerTraining, files: CompareFiles, setting: Compa
     ]
 
 
-def _quoted(path: Path) -> str:
-    return json.dumps(str(path))
+def _steps(training: PeerTraining, setting: CompareSetting) -> int:
+    return max(1, round(training.share * setting.train_steps))
+
+
+def _start(training: PeerTraining, files: CompareFiles) -> Path:
+    return files.base if training.start == BASE else files.model(training.start)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def _measure(variant: SystemRow, files: CompareFiles, setting: CompareSetting) -> dict[str, Any]:
-    """A result file of `fsdfm evaluate`; its rows are kept on the way, so that it resumes."""
-    rows = files.rows(variant.name)
     request = EvaluationRequest(
         model=str(_model(variant, files)),
         judge=files.judge,
@@ -135,15 +141,11 @@ def _measure(variant: SystemRow, files: CompareFiles, setting: CompareSetting) -
         frontier=",".join(map(str, setting.temperatures)) if variant.frontier else "none",
         controls=variant.name == BASE,  # they are the same for all
         name=variant.label,
-        json=rows,
+        json=files.rows(variant.name),
         device=files.device,
         threads=1,
     )
-    if not run_evaluation(request, console=_silence()).finished:
-        raise StoppedError
-    found = load_evaluation(rows).to_json()
-    rows.unlink()
-    return found
+    return measure_model(request)
 
 
 def _model(variant: SystemRow, files: CompareFiles) -> Path:
@@ -153,7 +155,3 @@ def _model(variant: SystemRow, files: CompareFiles) -> Path:
     if variant.model == BASE:
         return files.base
     return find_model("fewstep") if variant.model == SHIPPED else files.model(variant.model)
-
-
-def _silence() -> Console:
-    return Console(file=io.StringIO())

@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from fsdfm.checkpoint.embedded import find_model
+from fsdfm.config import Recipe, load_recipe
 from fsdfm.data import SEPARATOR
 from fsdfm.files import file_sha256
 from fsdfm.measure.evaluation import parse_steps
 from fsdfm.measure.judges import make_judge
 from fsdfm.measure.results import Evaluation
 from fsdfm.studies.ablation.setting import base_facts, text_sha256
-from fsdfm.studies.compare.cells import cells_of, compute_cell, measured
+from fsdfm.studies.compare.cells import cells_of, compute_cell, measured, needed_trainings, recipe_overrides
 from fsdfm.studies.compare.setting import FULL, QUICK, CompareFiles, CompareScale, CompareSetting
 from fsdfm.studies.compare.systems import TRAININGS, SystemRow, chosen_variants
 from fsdfm.studies.compare.tables import compare_report
@@ -120,4 +121,18 @@ def _prepare(
         separator=request.separator,
         weights=weights,
     )
+    for name in needed_trainings(variants):
+        _check_parts(name, load_recipe(TRAININGS[name].recipe, recipe_overrides(TRAININGS[name], files, setting)))
     return files, setting
+
+
+def _check_parts(name: str, recipe: Recipe) -> None:
+    """Raise where a recipe builds on a file that is not there."""
+    teacher = getattr(recipe.objective, "teacher", None)
+    parts = [recipe.model.causal_start, recipe.model.llama2c_tokenizer, getattr(teacher, "checkpoint", None)]
+    for part in filter(None, parts):
+        if not Path(part).exists():
+            raise ValueError(
+                f"{name} ({TRAININGS[name].recipe}) builds on {part}, which is not in this folder; put it here "
+                "(docs/train.md says where it comes from), or name the other systems with --only"
+            )

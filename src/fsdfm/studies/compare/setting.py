@@ -29,7 +29,7 @@ class CompareScale:
 
 
 FULL = CompareScale(train_steps=1000, length=256, num=48, temperatures=(0.6, 0.8))
-QUICK = CompareScale(train_steps=80, length=64, num=16, temperatures=(0.7,))
+QUICK = CompareScale(train_steps=40, length=48, num=10, temperatures=(0.7,))
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class CompareFiles:
     """Where the files of a comparison stand, and what they are made of: all that depends on the machine.
 
     corpus/           the packed training text
+    pairs/TRAINING/   what a start made of noised text, for those that learn from it
     runs/             a training on its way; rows of an evaluation that is not finished
     models/TRAINING/  a finished training: averaged weights
     cells/NAME.json   TRAINING: its model is there; VARIANT@: a result file of `fsdfm evaluate`
@@ -87,6 +88,10 @@ class CompareFiles:
     def model(self, training: str) -> Path:
         """A finished training."""
         return self.folder / "models" / training
+
+    def pairs(self, training: str) -> Path:
+        """What a training learns from, where that is pairs."""
+        return self.folder / "pairs" / training
 
     def rows(self, name: str) -> Path:
         """A measurement on its way."""

@@ -48,6 +48,7 @@ class PeerTraining:
     start      another training by its name; BASE: the base
     overrides  of the recipe, beside those that all trainings have
     curriculum   the share of its steps that Duo's soft inputs take
+    repeats    how often a pair is used, where it learns from pairs that what it starts from makes of noised text
     """
 
     recipe: str
@@ -55,6 +56,7 @@ class PeerTraining:
     start: str = BASE
     overrides: tuple[str, ...] = ()
     curriculum: float | None = None
+    repeats: int | None = None
 
 
 _PLAIN = ("model.llama2c=none", "model.llama2c_tokenizer=none", "model.min_count=none")
@@ -63,7 +65,7 @@ _WHOLE_ROWS = ("data.document_starts=1.0", "data.short_share=0.0", "data.given_s
 TRAININGS: dict[str, PeerTraining] = {
     "dfm": PeerTraining("stories-dfm", overrides=(*_PLAIN, *_WHOLE_ROWS, "optim.lr=4e-4")),
     "fs-dfm": PeerTraining("stories-paper"),
-    OURS: PeerTraining("stories-causal"),
+    OURS: PeerTraining("stories-causal", overrides=("held_out.inputs=[]",)),
     "mdlm": PeerTraining("peer-mdlm"),
     "mdlm-half": PeerTraining("peer-mdlm", share=0.5),
     "sdtt-1": PeerTraining("peer-sdtt", share=0.25, start="mdlm-half"),
@@ -71,10 +73,12 @@ TRAININGS: dict[str, PeerTraining] = {
     "sedd": PeerTraining("peer-sedd"),
     "sedd-uniform": PeerTraining("peer-sedd-uniform"),
     "hdlm": PeerTraining("peer-hdlm"),
+    "hdlm-gamma": PeerTraining("peer-hdlm-gamma"),
     "duo": PeerTraining("peer-duo", curriculum=0.5),
     "duo-half": PeerTraining("peer-duo", share=0.5, curriculum=0.5),
     "duo-dcd-1": PeerTraining("peer-duo-dcd", share=0.25, start="duo-half"),
     "duo-dcd": PeerTraining("peer-duo-dcd", share=0.25, start="duo-dcd-1", overrides=("objective.step=0.015625",)),
+    "redi": PeerTraining("peer-redi", repeats=8),
 }
 """By name; one stands behind what it starts from."""
 
@@ -104,7 +108,7 @@ VARIANTS: tuple[SystemRow, ...] = (
     SystemRow(BASE, "DFM, the base as it is", "flow", BASE, "exact"),
     SystemRow("dfm", "DFM", "flow", "dfm", "exact", continued=True),
     SystemRow("fs-dfm", "FS-DFM, the paper's recipe", "flow", "fs-dfm", "single", continued=True),
-    SystemRow(OURS, "ours, the shipped recipe", "flow", OURS, "spaced", continued=True),
+    SystemRow(OURS, "ours, the shipped recipe", "flow", OURS, "sweep", continued=True),
     SystemRow(SHIPPED, "ours, the shipped model (more tokens)", "flow", SHIPPED, continued=True),
     SystemRow("mdlm", "MDLM", "masked", "mdlm", "mdlm", continued=True),
     SystemRow("remdm-cap", "ReMDM-cap", "masked", "mdlm", "remdm-cap"),
@@ -113,12 +117,18 @@ VARIANTS: tuple[SystemRow, ...] = (
     SystemRow("remdm-loop", "ReMDM-loop", "masked", "mdlm", "remdm-loop"),
     SystemRow("sedd", "SEDD absorb", "masked", "sedd", "sedd"),
     SystemRow("sedd-tail", "SEDD absorb, last call as released", "masked", "sedd", "sedd", grid="tail"),
-    SystemRow("sedd-uniform", "SEDD uniform", "uniform", "sedd-uniform", "exact"),
+    SystemRow("sedd-uniform", "SEDD uniform, its posterior by our exact rule", "uniform", "sedd-uniform", "exact"),
+    SystemRow(
+        *("sedd-uniform-own", "SEDD uniform, its own steps as released", "uniform", "sedd-uniform", "sedd-uniform"),
+        grid="geometric",
+    ),
     SystemRow("duo", "Duo", "uniform", "duo", "duo"),
     SystemRow("duo-greedy", "Duo, greedy tail as released", "uniform", "duo", "duo-greedy", grid="tail"),
     SystemRow("sdtt", "SDTT, 2 rounds", "distilled", "sdtt", "mdlm"),
     SystemRow("duo-dcd", "Duo + DCD, 2 rounds", "distilled", "duo-dcd", "duo"),
+    SystemRow("redi", "ReDi, one round", "distilled", "redi", "exact"),
     SystemRow("hdlm", "HDLM, epsilon 0.01", "hybrid", "hdlm", "hdlm-acs"),
+    SystemRow("hdlm-gamma", "HDLM, gamma 0.01, own score mended", "hybrid", "hdlm-gamma", "hdlm-gamma"),
     SystemRow(
         *("llada-paper", "LLaDA, a greedy call per block (the paper's setting)", "decoder", "mdlm"),
         *("llada:block_calls=1", "uniform"),

@@ -24,7 +24,7 @@ from fsdfm.noise import Noise
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.report import StudyReport, interval_json, markdown_table, save_figure
 from fsdfm.studies.runner import Cell, Study, StudyResults, require_seeds, run_study
-from fsdfm.studies.sudoku.board import DIFFICULTIES, Puzzle, write_board
+from fsdfm.studies.sudoku.board import DIFFICULTIES, Difficulty, Puzzle, write_board
 from fsdfm.studies.sudoku.figure import draw_board_steps, draw_solved
 from fsdfm.studies.sudoku.methods import METHODS, BoardMethod, BoardSetting, rules_of, train_method
 from fsdfm.studies.sudoku.model import BoardModel, load_board_model, save_board_model
@@ -56,10 +56,10 @@ def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mappi
     save_board_model(_place(folder, cell.name), BoardModel(network, method, setting))
     puzzles = make_puzzles(setting.box, setting.puzzles, seed=_PUZZLE_SEED)
     scores = {
-        f"{rule}/{steps}/{difficulty}": _score(network, method, boards, rule=rule, steps=steps, seed=cell.seed)
+        f"{rule}/{steps}/{difficulty}": score
         for rule in rules_of(method)
         for steps in setting.budgets
-        for difficulty, boards in puzzles.items()
+        for difficulty, score in _score(network, method, puzzles, rule=rule, steps=steps, seed=cell.seed).items()
     }
     return {"scores": scores, "parameters": sum(p.numel() for p in network.parameters())}
 
@@ -70,15 +70,26 @@ def _place(folder: StudyFolder, name: str) -> Path:
 
 
 def _score(
-    network: BoardNetwork, method: BoardMethod, puzzles: Sequence[Puzzle], *, rule: str, steps: int, seed: int
-) -> dict[str, float]:
-    """The share of boards solved and of empty cells right."""
+    network: BoardNetwork,
+    method: BoardMethod,
+    puzzles: Mapping[Difficulty, Sequence[Puzzle]],
+    *,
+    rule: str,
+    steps: int,
+    seed: int,
+) -> dict[Difficulty, dict[str, float]]:
+    """The share of boards solved and of empty cells right, by difficulty; all are filled in together."""
     path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
-    givens = torch.from_numpy(np.array([puzzle.givens for puzzle in puzzles]))
-    noise = Noise(seed, range(len(puzzles)))
+    boards = [puzzle for found in puzzles.values() for puzzle in found]
+    givens = torch.from_numpy(np.array([puzzle.givens for puzzle in boards]))
+    noise = Noise(seed, range(len(boards)))
     filled = fill_boards(network, path, givens, steps=steps, rule=rules_of(method)[rule], noise=noise)
-    solved, right, empty = score_boards(filled, puzzles)
-    return {"solved": float(solved.double().mean()), "cells": float(right.sum() / empty.sum())}
+    sizes = [len(found) for found in puzzles.values()]
+    parts = [torch.split(part, sizes) for part in score_boards(filled, boards)]
+    return {
+        difficulty: {"solved": float(solved.double().mean()), "cells": float(right.sum() / empty.sum())}
+        for difficulty, solved, right, empty in zip(puzzles, *parts, strict=True)
+    }
 
 
 class SudokuNumbers:
@@ -106,31 +117,34 @@ class SudokuNumbers:
                 rows.append([f"{method.name}, {rule}", *cells])
         return markdown_table(rows)
 
-    def gain(self, method: str, rule: str, *, over: tuple[str, str]) -> Interval:
-        """Boards solved more than by another (method, rule), a mean over budgets and difficulties, paired by seed."""
+    def gain(self, method: str, rule: str, *, over: tuple[str, str], what: str = "solved") -> Interval:
+        """What is solved (or right) more than by another (method, rule): a mean over budgets and difficulties, by seed.
+
+        Seeds are paired.
+        """
         ours, theirs = self.results.of(method), self.results.of(over[0])
         keys = [f"{steps}/{name}" for steps in self.setting.budgets for name in self.difficulties]
         return student_mean(
             [
-                float(
-                    np.mean(
-                        [a["scores"][f"{rule}/{k}"]["solved"] - b["scores"][f"{over[1]}/{k}"]["solved"] for k in keys]
-                    )
-                )
+                float(np.mean([a["scores"][f"{rule}/{k}"][what] - b["scores"][f"{over[1]}/{k}"][what] for k in keys]))
                 for a, b in zip(ours, theirs, strict=True)
             ]
         )
 
     def verdicts(self) -> list[str]:
-        """What each choice gains over what it is to be compared with, in points of boards solved."""
+        """What each choice gains over what it is to be compared with, in points of boards solved and of cells right."""
         names = {method.name for method in self.methods}
         asked = [(pair, over) for pair, over in _COMPARED.items() if {pair[0], over[0]} <= names]
         lines = []
         for (method, rule), over in asked:
-            found = self.gain(method, rule, over=over).map(lambda share: 100 * share)
-            clear = "better" if found.low > 0 else "worse" if found.high < 0 else "not separable"
-            lines.append(f"`{method}, {rule}` against `{', '.join(over)}`: {found:+.1f} points, {clear}")
+            boards, cells = (self._points(method, rule, over=over, what=what) for what in ("solved", "cells"))
+            lines.append(f"`{method}, {rule}` against `{', '.join(over)}`: {boards}; cells {cells}")
         return lines
+
+    def _points(self, method: str, rule: str, *, over: tuple[str, str], what: str) -> str:
+        found = self.gain(method, rule, over=over, what=what).map(lambda share: 100 * share)
+        clear = "better" if found.low > 0 else "worse" if found.high < 0 else "not separable"
+        return f"{found:+.1f} points, {clear}"
 
     def _written(self, method: str, rule: str, steps: int, *, difficulty: str) -> str:
         solved, cells = (self.at(method, rule, steps, difficulty=difficulty, what=w) for w in ("solved", "cells"))
@@ -168,7 +182,12 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
     ]
     for difficulty in numbers.difficulties:
         lines += [f"## {difficulty.capitalize()}", "", numbers.table(difficulty), ""]
-    lines += ["## What is gained", "", "Points of boards solved, a mean over budgets, paired by seed:", ""]
+    lines += [
+        "## What is gained",
+        "",
+        "Points of boards solved and of empty cells right, a mean over budgets and difficulties, paired by seed:",
+        "",
+    ]
     lines += [f"- {line}" for line in numbers.verdicts()] + [""]
     pictures = {
         "sudoku.png": save_figure(partial(draw_solved, numbers)),

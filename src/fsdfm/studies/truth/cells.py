@@ -201,7 +201,7 @@ class MethodTrial:
 @lru_cache(maxsize=1)  # several methods in a row train on the same pairs; a coupling is large
 def _coupling(trial: MethodTrial, method: str, draws: str) -> Tensor:
     """P(x_1 | x_0) of a finished method's pairs."""
-    make = tied_joint_law if draws == "tied" else joint_law
+    make = tied_joint_law if draws == "quantile" else joint_law
     return make(trial.load(method), trial.world, steps=trial.setting.pair_steps)
 
 

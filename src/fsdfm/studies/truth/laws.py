@@ -63,7 +63,7 @@ def entropy_bits(law: Tensor) -> Tensor:
 
 
 def cross_entropy_bits(law: Tensor, truth: Tensor) -> float:
-    """-sum law log2 truth, the "perplexity" of what was generated, in bits a sequence.
+    """-sum law log2 truth, the "perplexity" of what was generated, in bits per sequence.
 
     A truth with hard constraints gives some sequences no probability at all; so that one of them does not decide
     everything, the truth is mixed with 1/1000 of the uniform law.

@@ -37,7 +37,7 @@ class Method:
 
     start       the method whose network it starts from; "": none, it is the exact posterior or the parent
     pairs_from  the method whose 64-step pairs (x_0, x_1) it trains on; "": the independent coupling
-    draws       whether those pairs were drawn freely or tied to the noise
+    draws       whether those pairs were drawn freely or by a quantile coupling (`tied` in names)
     tableau     the teacher of its large steps; "": the path loss alone
     average     what the teacher averages; None: what the tableau says
     jump        the rule of the teacher's hops
@@ -52,7 +52,7 @@ class Method:
     name: str
     start: str = "dfm"
     pairs_from: str = ""
-    draws: Literal["free", "tied"] = "free"
+    draws: Literal["free", "quantile"] = "free"
     tableau: str = ""
     average: Average | None = None
     jump: str = "exact"
@@ -115,10 +115,10 @@ _REFLOWS = [
     Method("reflow-3+rk2", start="reflow-3", pairs_from="reflow-2", tableau="rk2"),
 ]
 _TIED = [
-    Method("tied-1", start="dfm", pairs_from="dfm", draws="tied"),
-    Method("tied-1+rk2", start="tied-1", pairs_from="dfm", draws="tied", tableau="rk2"),
-    Method("tied-2", start="tied-1", pairs_from="tied-1", draws="tied"),
-    Method("tied-2+rk2", start="tied-2", pairs_from="tied-1", draws="tied", tableau="rk2"),
+    Method("tied-1", start="dfm", pairs_from="dfm", draws="quantile"),
+    Method("tied-1+rk2", start="tied-1", pairs_from="dfm", draws="quantile", tableau="rk2"),
+    Method("tied-2", start="tied-1", pairs_from="tied-1", draws="quantile"),
+    Method("tied-2+rk2", start="tied-2", pairs_from="tied-1", draws="quantile", tableau="rk2"),
 ]
 _LONG_PATH_ONLY = Method("path-only/x3", lessons=3)
 _CONTROLS = [Method(f"dfm/entropy-of-{n}", entropy_of=n) for n in TEMPERED]

@@ -36,12 +36,12 @@ class TruthNumbers:
         return list(next(c["rules"] for (w, m, _), c in self.cells.items() if (w, m) == (world, method)))
 
     def noted(self, world: str, method: str, note: str) -> list[Any]:
-        """What the cells of a method note beside their scores, one a seed that has it."""
+        """What the cells of a method note beside their scores, one per seed that has it."""
         found = (self.cells.get((world, method, seed), {}).get(note) for seed in self.seeds)
         return [value for value in found if value is not None]
 
     def values(self, world: str, method: str, quantity: str, *, steps: int, rule: str = "exact") -> list[float]:
-        """One number a seed; of cells that an earlier fsdfm computed, only those that know the quantity."""
+        """One number per seed; of cells that an earlier fsdfm computed, only those that know the quantity."""
         found = (self.cells.get((world, method, seed)) for seed in self.seeds)
         scores = [cell["rules"][rule][str(steps)] for cell in found if cell is not None]
         return [float(score[quantity]) for score in scores if quantity in score]

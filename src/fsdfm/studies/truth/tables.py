@@ -47,7 +47,7 @@ def _heading(numbers: TruthNumbers, setting: TruthSetting) -> list[str]:
         "`exact/chain` and `exact/whole`: the true posterior by its pairs of neighbours, and whole; `sweep`: positions "
         "settle from left to right. "
         "CTC: conditional total correlation of the first step under the coupling trained on, in bits. "
-        "Cross-entropy: of the 4-step law under the truth, in bits a sequence ('perplexity'; lower than the truth's "
+        "Cross-entropy: of the 4-step law under the truth, in bits per sequence ('perplexity'; lower than the truth's "
         "entropy means collapse).",
         "",
     ]

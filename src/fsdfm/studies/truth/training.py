@@ -40,7 +40,7 @@ class DataLaw:
         self.cumulative = (world.truth[None] if joint is None else joint).cumsum(-1)
 
     def batch(self, noise: Noise) -> TrainingBatch:
-        """One sample a row of the noise."""
+        """One sample per row of the noise."""
         u = noise.uniform(Purpose.DATA, 1)
         if not self.pairs:
             return TrainingBatch(self.states[self._place(torch.zeros(len(u), dtype=torch.int64), u[:, 0])])
