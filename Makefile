@@ -78,18 +78,18 @@ models: $(STAMP) ## parent and child by their recipes, from the files in STORIES
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
 NUM ?= 32
-FEW ?= 8
+FEW ?= 12
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
-ALTERNATIVE ?= stories15m:stories15M.bin
+ALTERNATIVE ?= stories15m:stories15M.bin $(wildcard runs/stories-next/model)
 RESULTS ?= src/fsdfm/assets/demo/results
 EXTRA ?= --threads 1
 MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) $(EXTRA)
-BESIDE = --alternative $(ALTERNATIVE)
+BESIDE = $(addprefix --alternative ,$(ALTERNATIVE))
 JUDGES = --judge smollm2 --second-judge gemma3 --frontier none
 EVIDENCE = --training $(TRAINING) --mauve minilm --features trunk --metrics perplexity,diversity,distances,copying,mauve
 
-measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, an autoregressive model
+measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, autoregressive models
 	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
 	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
 	$(MEASURE) $(BESIDE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json

@@ -1,13 +1,25 @@
-"""Formulas of the documentation: $$ LaTeX $$ becomes MathML while the site is built, so that it needs no script."""
+"""Formulas of the documentation: LaTeX becomes MathML while the site is built, so that it needs no script.
+
+A formula of its own stands between lines of $$, one inside of a line between $` and `$, as GitHub writes them.
+"""
 
 import re
 from typing import Any
 
 from latex2mathml.converter import convert
 
-_FORMULA = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
+_DISPLAYED = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"\$`([^`\n]+)`\$")
+_FUNCTION = re.compile(
+    r"(?<!<msub>)(<mi>(?:log|ln)</mi>)(?!<mo)"
+)  # wants a space before a letter, none before a bracket
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with every block between lines of $$ converted."""
-    return _FORMULA.sub(lambda found: f"<div>{convert(found[1], display='block')}</div>", markdown)
+    """The page with every formula converted; inside of a line in a span, else a line that begins so is a block."""
+    markdown = _DISPLAYED.sub(lambda found: f"<div>{_mathml(found[1], 'block')}</div>", markdown)
+    return _INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", markdown)
+
+
+def _mathml(latex: str, display: str) -> str:
+    return _FUNCTION.sub(r'\1<mspace width="0.17em" />', convert(latex, display=display))

@@ -25,6 +25,8 @@ class ConfidentOrder(StepRule):
     remask: bool = False
 
     def plan(self, state: SamplerState) -> Plan:
+        if state.path.source.mask_token is None:
+            raise ValueError("this rule reveals masks, and the source has none; use exact or spaced")
         masked = (state.x_t == state.path.source.mask_token) & state.movable()
         return Plan(masked.flatten().nonzero()[:, 0])  # the network is asked about these positions only
 

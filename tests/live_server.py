@@ -11,7 +11,7 @@ import uvicorn
 from fsdfm.generate import LanguageModel
 from fsdfm.serve.app import build_app
 from fsdfm.serve.config import ServeConfig
-from fsdfm.serve.server import _listen
+from fsdfm.serve.server import Connection, _listen
 from tiny_models import random_bundle
 
 
@@ -84,7 +84,9 @@ def serving(models=None, port=0, **config):
     models = models or tiny_models()
     app = build_app(models, ServeConfig(port=port, threads=1, **config))
     listening = _listen("127.0.0.1", port)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=Connection, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=20)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

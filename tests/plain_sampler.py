@@ -40,24 +40,43 @@ def plain_sample(
     frozen: Tensor,
     narrowing: Narrowing = (1.0, None, None),
 ) -> list[list[int]]:
-    """Every position of every step by the definition: stay with probability s, else an inverse CDF of the others."""
-    x, length = x_0.tolist(), x_0.shape[1]
+    """Every position of every step by the definition: stay with probability s, else an inverse CDF of the others.
+
+    exact, single, instant: the coin decides; spaced: a coin from the turn on at which kappa passes frac(U + i/phi), as
+    in `exact`; sweep: the free positions from left to right, each drawn once, as many as kappa says.
+    """
+    x, length, mask = x_0.tolist(), x_0.shape[1], path.source.mask_token
+    phases, golden = noise.uniform(Purpose.PHASE, 1)[:, 0].tolist(), (math.sqrt(5) - 1) / 2
+    free = [[i for i in range(length) if not frozen[b, i] and mask in (None, row[i])] for b, row in enumerate(x)]
     for n in range(steps):
         t, end = n / steps, (n + 1) / steps
-        left = [1 - float(path.schedule.kappa(time)) for time in (t, end)]
-        g = math.inf if end == 1 else math.log(left[0] / left[1])
+        kappa, then = (float(path.schedule.kappa(time)) for time in (t, end))
+        w = (then - kappa) / (1 - kappa)
+        redraws = (
+            (end - t) * float(path.schedule.kappa_dot(t)) / (1 - kappa)
+            if rule == "instant"
+            else -math.log1p(-w)
+            if w < 1
+            else math.inf
+        )
         coins = noise.uniform(Purpose.COIN, length, n).tolist()
         places = noise.uniform(Purpose.DESTINATION, length, n).tolist()
         answers = logits(torch.tensor(x), t).tolist()
         for b, row in enumerate(x):
-            for i, now in enumerate(row):
-                if frozen[b, i] or (path.source.mask_token is not None and now != path.source.mask_token):
+            swept = range(round(kappa * len(free[b])), round(then * len(free[b])))
+            for rank, i in enumerate(free[b]):
+                now = row[i]
+                if mask is not None and now != mask:
                     continue
-                answer = [-math.inf if v == path.source.mask_token else z for v, z in enumerate(answers[b][i])]
-                p = narrow(answer, *narrowing)
-                q = 1 - p[now]
-                leave = q if end == 1 else (1 - math.exp(-g)) * q if rule == "exact" else 1 - math.exp(-g * q)
-                if coins[b][i] < leave:
+                p = narrow([-math.inf if v == mask else z for v, z in enumerate(answers[b][i])], *narrowing)
+                if rule == "sweep":
+                    row[i] = inverse(p, places[b][i]) if rank in swept else now
+                    continue
+                q, coin, turn = 1 - p[now], coins[b][i], (phases[b] + i * golden) % 1
+                if rule == "spaced":
+                    coin = coin if turn < kappa else w * coin if turn < then else 1.0
+                leave = q if end == 1 else w * q if rule in ("exact", "spaced") else 1 - math.exp(-redraws * q)
+                if coin < leave:
                     row[i] = inverse([0.0 if v == now else mass for v, mass in enumerate(p)], places[b][i])
     return x
 

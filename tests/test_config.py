@@ -23,15 +23,18 @@ NAMES = [
     "peer-duo",
     "peer-duo-dcd",
     "peer-hdlm",
+    "peer-hdlm-gamma",
     "peer-mdlm",
+    "peer-redi",
     "peer-sdtt",
     "peer-sedd",
     "peer-sedd-uniform",
     "stories-causal",
-    "stories-coded",
+    "stories-crf",
     "stories-dfm",
     "stories-fewstep",
-    "stories-linked",
+    "stories-inverse",
+    "stories-next",
     "stories-paper",
     "stories-reward",
     "tiny-causal",
@@ -172,7 +175,7 @@ def test_differences_are_dotted():
         ("tiny-fewstep", "objective.teacher=rk4", "a tableau such as rk4 is objective.teacher.tableau"),
         ("tiny-fewstep", "objective.teacher.from_h=2.0", 'objective.teacher = "none" takes the path loss at all'),
         ("tiny-fewstep", "objective.teacher.weights=PU", "did you mean objective.weights?"),
-        ("stories-coded", "objective.teacher.tableau=rk2", 'is not used by objective.teacher.kind = "none"'),
+        ("stories-inverse", "objective.teacher.tableau=rk2", 'is not used by objective.teacher.kind = "none"'),
     ],
 )
 def test_a_key_that_is_not_used_is_an_error(name, override, sentence):
@@ -187,7 +190,9 @@ def test_another_kind_begins_its_section_anew():
     none = load_recipe("tiny-fewstep", ["objective.teacher=none"]).objective
     assert none.teacher == NoTeacherConfig()
     assert load_recipe("tiny-fewstep", ["objective.teacher.kind=none"]).objective == none
-    back = load_recipe("stories-coded", ["objective.teacher.kind=shortcut", "objective.teacher.tableau=rk2"]).objective
+    back = load_recipe(
+        "stories-inverse", ["objective.teacher.kind=shortcut", "objective.teacher.tableau=rk2"]
+    ).objective
     assert back.teacher == ShortcutConfig(tableau="rk2")
     assert back.weights == "PU"
     assert load_recipe("tiny-dfm", ["flow.schedule=cosine"]).flow.exponent is None
@@ -236,7 +241,7 @@ def test_a_recipe_may_name_plugins(tmp_path, monkeypatch):
             load_recipe(tmp_path / "r.toml", ["objective.weights=PU"])
     finally:
         OBJECTIVES._entries.pop("mine-a", None)
-    for name, sentence in (("no_such_module", "cannot be imported"), ("../x", "give names of modules")):
+    for name, sentence in (("no_such_module", "cannot be imported"), ("../x", "is no module")):
         with pytest.raises(ValueError, match=sentence):
             load_recipe("tiny-dfm", [f"plugins={name}"])
 

@@ -6,6 +6,8 @@ their overrides included, and runs: all calls of a document in their order in on
 What cannot run here stands in NOT_RUN with the reason, and is parsed all the same.
 """
 
+import importlib.util
+import inspect
 import re
 import subprocess
 import tempfile
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app
 from fsdfm.config import load_recipe, recipe_names
+from fsdfm.generate import SamplerConfig
 from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
 from tiny_models import random_bundle, save_judges
 
@@ -52,16 +55,15 @@ NOT_RUN = {
     r"^serve\b": "serves until it is stopped; tests/serve starts it",
     r"^import (FS_DFM|kuleshov|SmolLM2|Qwen3|LLaDA)": "weights from elsewhere, gigabytes",
     r"^(generate|evaluate|train).*\b(models/fs-dfm|models/mdlm|imported/)": "weights from elsewhere",
-    r"^(import|train|export|reflow).*stories(15M|-dfm|-coded)": "wants stories15M and its corpus",
+    r"^(import|train|export|reflow).*stories(15M|-dfm|-inverse)": "wants stories15M and its corpus",
     r"^train stories-|^train peer-|^train paper-|^train imported-": "hours, and corpora of their own",
     r"stories15m:": "wants stories15M as a judge",
-    r"^study (truth|sudoku|ablate)": "minutes to hours; tests/studies runs them small",
+    r"^study (truth|sudoku|ablate|defects)": "minutes to hours, or MiniLM; tests/studies runs them small",
     r"^bench\b.*(--plot|170m)": "minutes; tests/bench runs it small",
     r"^demo\b|^card\b|^results\b": "writes into the package; tests/demo and tests/cli run them elsewhere",
     r"--watch": "a terminal",
     r"^study (compare|faults)": "minutes to hours, and a judge; tests/studies runs them small",
     r"--steps auto|--grid fitted": "wants a model that knows its entropy curve; tests/generate has one",
-    r"gemma3": "wants Gemma's weights",
     r"owner/|HuggingFaceTB/|GSAI-ML/|kuleshov-group/|--tasks": "wants a network",
     r"^train novels-": "books of your own",
     r"^generate.*\bsudoku": "wants a network of the study; tests/studies/sudoku asks one",
@@ -232,3 +234,37 @@ def test_what_is_not_run_is_in_a_document():
     calls = [" ".join(own_words(words) or []) for each in DOCUMENTS for _, words in calls_of(each)]
     for skip in NOT_RUN:
         assert any(re.search(skip, call) for call in calls), f"no document has {skip}; take it off the list"
+
+
+def load_hook(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
+def test_every_formula_is_typeset_where_it_stands():
+    pytest.importorskip("latex2mathml")
+    markdown = pytest.importorskip("markdown")
+    hook = load_hook("math_hook")
+    page = hook.on_page_markdown((ROOT / "docs" / "mathematics.md").read_text())
+    assert page.count("<math") > 150
+    assert not re.search(r"\$|\\[a-z]+", page)  # no LaTeX is left
+    line = hook.on_page_markdown("the sum of\n$`A_s`$ and more")
+    assert markdown.markdown(line).count("<p>") == 1
+
+
+def test_lists_of_docstrings_are_lists_on_the_api_pages():
+    pytest.importorskip("griffe")
+    markdown = pytest.importorskip("markdown")
+    hook = load_hook("api_hook")
+    lists = "steps, h   calls\nseed       a number,\n           whole"
+    doc = f"How to sample.\n\n    lm.generate()\n\n{lists}\n\nThe end <a, b>, `<c>`."
+    page = markdown.markdown(hook.to_markdown(doc))
+    assert "<code>steps, h</code>: calls</li>" in page
+    assert page.count("<li>") == 2
+    assert "whole</li>" in page.replace("\n", "")
+    assert "<p>The end &lt;a, b&gt;, <code>&lt;c&gt;</code>.</p>" in page
+    assert "<pre><code>lm.generate()" in page
+    config = hook.to_markdown(inspect.getdoc(SamplerConfig))
+    assert all(f"- `{name}`: " in config for name in ("steps", "target", "seed", "start", "curve"))

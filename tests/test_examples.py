@@ -7,7 +7,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-QUICK = ("add_a_rule.py", "own_network.py")
+QUICK = ("add_a_rule.py",)
 
 
 @pytest.mark.parametrize(

@@ -28,22 +28,31 @@ OPTIONS = Path(__file__).with_name("command_line.txt")
 # Tests of several modules of their package, or of a property of all of it.
 OF_SEVERAL = {
     "checkpoint/test_mangled",
+    "checkpoint/test_pinned",
     "cli/test_cli",
     "cli/test_evaluate",
     "cli/test_generate",
     "cli/test_results",
     "cli/test_train",
+    "data/test_pinned",
     "demo/test_demo",
+    "flow/test_pinned",
     "flow/test_reference",
     "flow/test_source_and_path",
     "generate/test_interface",
     "generate/test_limits",
+    "generate/test_pinned",
     "generate/test_reference",
+    "learn/test_pinned",
     "measure/judges/test_hostile",
     "measure/test_evaluation_processes",
+    "measure/test_pinned",
+    "model/test_pinned",
+    "peers/test_pinned",
     "run/test_run",
     "run/test_run_processes",
     "serve/test_contract",
+    "serve/test_pinned",
     "show/test_blocks",
     "show/test_controls",
     "show/timeline/test_timeline",
@@ -61,12 +70,11 @@ def describe_commands() -> str:
     lines: list[str] = []
 
     def walk(command, name):
-        if hasattr(command, "commands"):
-            for each in sorted(command.commands):
-                walk(command.commands[each], f"{name} {each}")
-            return
         words = [p.name.upper() if p.param_type_name == "argument" else p.opts[0] for p in command.params]
-        lines.extend([name, *(f"  {word}" for word in sorted(words))])
+        if words or not hasattr(command, "commands"):
+            lines.extend([name, *(f"  {word}" for word in sorted(words))])
+        for each in sorted(getattr(command, "commands", ())):
+            walk(command.commands[each], f"{name} {each}")
 
     walk(typer.main.get_command(app), "fsdfm")
     return "\n".join(lines) + "\n"
@@ -90,7 +98,7 @@ def test_a_public_class_name_is_defined_once():
 def test_tests_stand_where_what_they_test_stands():
     for file in TESTS.rglob("test_*.py"):
         place = file.relative_to(TESTS).with_suffix("")
-        if place.as_posix() in OF_SEVERAL:
+        if place.as_posix() in OF_SEVERAL or place.name == "test_pinned":  # numbers of a whole package
             continue
         module = SOURCE / place.parent / place.name.removeprefix("test_")
         assert module.with_suffix(".py").exists() or module.is_dir(), f"{place} tests no module of its name"
@@ -104,6 +112,31 @@ def test_every_package_has_tests():
         if package.parts[:1] == ("assets",) or package.as_posix() in ("serve/page", "show/quality"):
             continue
         assert any((TESTS / package).rglob("test_*.py")), f"{package} has no tests"
+
+
+NOT_PER = re.compile(
+    r"\b(one|once|bool|index|uniform|numbers?|bits|nats|bytes|seconds|tokens|samples|jumps) an? "
+    r"(row|token|position|process|step|training step|sample|budget|seed|block|line|stage|round|request)\b"
+    r"(?! (that|has|needs|was|is|may|can|asks)\b)|\b(run|command) goes on\b"
+)
+
+
+def test_public_text_says_per_row_and_resumes():
+    """Plain English: one number per row, not one a row; a run resumes, it does not go on."""
+    files = [ROOT / "README.md", *SOURCE.rglob("*.py"), *(ROOT / "recipes").glob("*.toml")]
+    files += [file for file in (ROOT / "docs").rglob("*.md") if file.name != "lab-notes.md"]
+    said = [
+        f"{file.relative_to(ROOT)}: {found[0]}" for file in files for found in NOT_PER.finditer(file.read_text("utf-8"))
+    ]
+    assert not said, said
+
+
+def test_every_package_has_a_page_of_the_api():
+    packages = {file.parent.name for file in SOURCE.glob("*/__init__.py")} - {"assets", "cli"}  # commands have --help
+    pages = {file.stem for file in (ROOT / "docs" / "api").glob("*.md")}
+    index = (ROOT / "docs" / "api" / "index.md").read_text("utf-8")
+    assert packages <= pages
+    assert all(f"]({name}.md)" in index for name in pages - {"index"})
 
 
 def test_make_bench_runs_every_benchmark():
@@ -166,34 +199,30 @@ def test_names_that_tab_completes_are_those_of_the_package():
     assert set(recipe_names()) <= set(complete_recipes(""))
 
 
-if __name__ == "__main__":
-    OPTIONS.write_text(describe_commands())
-
-
 def test_the_walks_of_the_design_are_those_of_the_code(tmp_path, monkeypatch):
-    """Files that call one another, from a command to the sampler and to the optimiser, stand in docs/design.md."""
+    """The arrows of docs/design.md are the files on the stack, from a command to the sampler, from bytes to a step."""
     text = (ROOT / "docs" / "design.md").read_text("utf-8").partition("## Two walks")[2].partition("\n## ")[0]
-    walks = [re.findall(r"`(\w+/\w+\.py)`", each) for each in text.split("\n\n") if "→" in each]
-    assert all((SOURCE / name).is_file() for walk in walks for name in walk)
-    steps = [each.count("→") + 1 for each in text.split("\n\n") if "→" in each]
-    assert [most >= count for most, count in zip((4, 6), steps, strict=True)] == [True, True]
+    paragraphs = [each for each in text.split("\n\n") if "→" in each]
+    walks = [re.findall(r"(?:files: |→\s)`(\w+/\w+\.py)`", each) for each in paragraphs]
+    assert [len(walk) for walk in walks] == [each.count("→") + 1 for each in paragraphs] == [4, 6]
 
-    seen: dict[str, set[str]] = {}
+    seen: dict[str, list[str]] = {}
 
     def look(owner, name):
         original = getattr(owner, name)
 
         def looked(*args, **kwargs):
-            stack = {Path(frame.filename) for frame in traceback.extract_stack()}
-            seen[name] = {path.relative_to(SOURCE).as_posix() for path in stack if path.is_relative_to(SOURCE)}
+            stack = [Path(frame.filename) for frame in traceback.extract_stack()]
+            own = [path.relative_to(SOURCE).as_posix() for path in stack if path.is_relative_to(SOURCE)]
+            seen[name] = [*dict.fromkeys(own)]
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, looked)
 
     look(Sampler, "question")
     look(Blocks, "rows")
-    look(Optimiser, "step")
     look(importlib.import_module("fsdfm.learn.path"), "chunked_loss")
+    look(Optimiser, "step")
     monkeypatch.chdir(tmp_path)
     save_model(Path("model"), random_bundle())
     Path("small.txt").write_text("The cats sat on mats. " * 99)
@@ -204,6 +233,24 @@ def test_the_walks_of_the_design_are_those_of_the_code(tmp_path, monkeypatch):
     ):
         done = CliRunner().invoke(app, words.split())
         assert done.exit_code == 0, done.output
-    assert seen.pop("question") <= set(walks[0])
-    assert set().union(*seen.values()) <= set(walks[1])
-    assert len(seen) == 3
+
+    command, *_, sampler = walks[0]
+    corpus, batches, trainer, path, losses, optimiser = walks[1]
+    assert (sampler, corpus, losses, optimiser) == (
+        "flow/sampler.py",
+        "data/corpus.py",
+        "learn/losses.py",
+        "learn/optim.py",
+    )
+
+    def since(begin, name):
+        return seen[name][seen[name].index(begin) :]
+
+    assert [*since(command, "question"), sampler] == walks[0]
+    assert since(trainer, "rows") == [trainer, batches]
+    assert since(trainer, "chunked_loss") == [trainer, path]
+    assert since(trainer, "step") == [trainer]
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(describe_commands())

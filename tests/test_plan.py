@@ -1,5 +1,6 @@
 """What `fsdfm plan` says against what a run really needs."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,10 +8,11 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fsdfm.bench.train import TrainBench, step_flops
-from fsdfm.cli import app
+from fsdfm.cli import app, planning
 from fsdfm.config import load_recipe
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.plan import Workload, estimate_flops, estimate_memory, tokens_per_second
@@ -109,13 +111,22 @@ def test_what_cannot_be_is_an_error(strategy, processes, sentence):
         tokens_per_second(work, 0)
 
 
+def test_every_line_fits_a_terminal_of_80_columns(monkeypatch):
+    console = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(planning, "console", console)
+    assert CliRunner().invoke(app, ["plan", "paper-1300m-fewstep"]).exit_code == 0
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) > 8
+    assert max(map(len, lines)) <= 80
+
+
 def test_the_command_prints_a_table(tmp_path):
     file = tmp_path / "plan.json"
     result = CliRunner().invoke(
         app, ["plan", "paper-170m-dfm", "--processes", "1,8", "--json", str(file)], env={"COLUMNS": "200"}
     )
     assert result.exit_code == 0, result.output
-    for words in ("169.6 M parameters", "fsdp", "tokens/s a process", "activations"):
+    for words in ("169.6 M parameters", "fsdp", "tokens/s per process", "activations"):
         assert words in result.stdout
     record = json.loads(file.read_text())
     assert [(row["strategy"], row["processes"]) for row in record["rows"]] == [("single", 1), ("ddp", 8), ("fsdp", 8)]

@@ -14,12 +14,14 @@ and its tests are the same: a run that was stopped resumes. The tree itself is n
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import hashlib
 import importlib
 import json
 import math
 import os
+import py_compile
 import shlex
 import shutil
 import signal
@@ -35,7 +37,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS, KEPT = ROOT / "src" / "fsdfm", ROOT / "tests", ROOT / ".mutants" / "results.jsonl"
-_ONLY = ("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-x", "-m", "not slow")
+_ONLY = (
+    "-o",
+    "addopts=--import-mode=importlib",
+    "-p",
+    "no:cacheprovider",
+    "--assert=plain",
+    "-q",
+    "-x",
+    "-m",
+    "not slow",
+)
 _SAID = {0: "passed", 5: "nothing"}  # by pytest's exit code; 5: no test was run
 _VERDICT = {"passed": "SURVIVED", "failed": "caught", "timeout": "timeout"}
 _OWN = ("fsdfm.cli.training", "fsdfm.run", "fsdfm.peers", "fsdfm.measure.evaluation", "fsdfm.serve.server")
@@ -88,6 +100,8 @@ class Copy:
 
     def __post_init__(self) -> None:
         shutil.copytree(SOURCE, self.place / "src/fsdfm", ignore=shutil.ignore_patterns("assets", "__pycache__"))
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH  # an edited file is seen to be another, whatever its time
+        compileall.compile_dir(self.place / "src", quiet=2, invalidation_mode=checked)
         (self.place / "src/fsdfm/assets").symlink_to(SOURCE / "assets")
         (self.place / "recipes").symlink_to(ROOT / "recipes")
 

@@ -9,9 +9,6 @@ error that says so; nothing is ignored.
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -32,6 +29,7 @@ from fsdfm.learn.objective import SectionConfig
 from fsdfm.learn.optim import OptimConfig
 from fsdfm.learn.registry import Registry
 from fsdfm.learn.trainer import TrainerConfig
+from fsdfm.plugins import import_plugin
 from fsdfm.runtime import RuntimeConfig
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
     "SampleConfig",
     "differences",
     "find_recipe",
-    "import_plugins",
     "load_recipe",
     "parse",
     "read_values",
@@ -108,6 +105,7 @@ class ModelSection:
     add_mask: bool = False  # the parent has a uniform source: its vocabulary gains the mask, for flow.source = "mask"
     reset_head: bool = False  # the parent's last layer starts from zero: for outputs that will mean something else
     transition_rank: int | None = None  # of a CRF between neighbours, which the text's counts begin; None: the parent's
+    transition_gates: int | None = None  # inner width of gates by which transitions depend on the text; None: no more
     causal_blocks: int | None = None  # of a causal head over the trunk; None: as the parent has it
     causal_start: str | None = None  # a llama2.c .bin whose first and last blocks the causal head starts from
 
@@ -246,7 +244,9 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     given = {_override(values, override) for override in overrides}
     if "data.inputs" in given and "data.corpus" not in given:
         values.get("data", {}).pop("corpus", None)
-    import_plugins(values.get("plugins", []))
+    named = values.get("plugins", [])
+    for plugin in named if isinstance(named, list) else [named]:
+        import_plugin(plugin)
     _drop_replaced(Recipe, values, given)
     _drop_replaced_flow(values, given)
     return parse(Recipe, values)
@@ -259,22 +259,6 @@ def read_values(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, TOMLKitError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     return values
-
-
-def import_plugins(names: Any) -> None:
-    """Import the modules that a recipe names, from the current folder or as installed: this runs their code."""
-    for name in names if isinstance(names, (list, tuple)) else [names]:
-        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"plugins has {name!r}; give names of modules, such as my_objective for my_objective.py")
-        sys.path.insert(0, os.getcwd())
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(
-                f"the plugin {name} cannot be imported ({error}); it must stand in the current folder or be installed"
-            ) from error
-        finally:
-            sys.path.remove(os.getcwd())
 
 
 def _override(values: dict[str, Any], override: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run will need before it is begun: memory a process, and time, from formulas (docs/guides/scale.md).
+"""What a run will need before it is begun: memory per process, and time, from formulas (docs/guides/scale.md).
 
 All is counted in bytes for one process. P are the parameters, P_b those of a block, P_r the rest of them (embedding,
 head and what is small); C is the width, M that of the MLP, k the share of key heads, T the tokens of a portion.
@@ -113,7 +113,7 @@ def estimate_memory(work: Workload, strategy: Literal["single", "ddp", "fsdp"], 
 
 
 def _activations(work: Workload) -> float:
-    """Bytes a token that the backward pass needs of the trunk."""
+    """Bytes per token that the backward pass needs of the trunk."""
     model = work.model
     keys = model.kv_heads / model.num_heads
     gated, drops = (2 if model.style == "llama" else 1), (2 if model.dropout else 0)
@@ -137,13 +137,13 @@ def _teacher(work: Workload, tokens: float) -> float:
 
 
 def estimate_flops(work: Workload) -> float:
-    """Floating-point operations a token: three forward passes for a step, and one a stage on the teacher's share.
+    """Floating-point operations per token: three forward passes for a step, and one per stage on the teacher's share.
 
-    A forward pass has 2 operations a parameter of a matrix product and 4 L C a block of attention.
+    A forward pass has 2 operations per parameter of a matrix product and 4 L C per block of attention.
     """
     model = work.model
     block, _ = _parameters(model)
-    modulation = 6 * model.width * (model.cond_width + 1)  # acts once a row, not once a token
+    modulation = 6 * model.width * (model.cond_width + 1)  # acts once per row, not once per token
     modulation *= model.conditioning != "none"
     trunk = model.num_blocks * (2.0 * (block - modulation) + 4 * work.length * model.width)
     head = 2.0 * model.width * model.vocab_size
@@ -151,7 +151,7 @@ def estimate_flops(work: Workload) -> float:
 
 
 def tokens_per_second(work: Workload, flops: float, processes: int = 1) -> float:
-    """Of all processes, if each does so many floating-point operations a second."""
+    """Of all processes, if each does so many floating-point operations per second."""
     if not flops > 0:
         raise ValueError(f"flops is {flops}; give the operations a second that a process really does, such as 1.2e14")
     return processes * flops / estimate_flops(work)

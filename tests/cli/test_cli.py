@@ -26,6 +26,7 @@ def test_help_names_every_command():
         assert command in text
 
 
+@pytest.mark.slow
 def test_bench_jump_writes_json(tmp_path):
     file = tmp_path / "deep" / "jump.json"
     result = runner.invoke(

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -65,6 +66,13 @@ def test_an_autoregressive_model_stands_beside_it(files, tmp_path):
     assert row.facts["name"] == "judge"
     assert row.seconds_per_sample > 0
     assert row.metrics["token_perplexity"].value > 0
+    shutil.copytree(files / "judge", tmp_path / "run" / "model")  # another joins what is measured already
+    run(*arguments(files, *more, "--json", str(out), "--alternative", str(tmp_path / "run" / "model")))
+    old, new = load_evaluation(out).alternatives
+    assert (old, new.facts["name"]) == (row, "run")
+    twice = [*more, "--alternative", str(files / "judge"), "--steps", "1"]
+    with pytest.raises(ValueError, match="two of one name"):
+        run(*arguments(files, *twice))
 
 
 def test_two_judges_must_be_two(files):
@@ -153,7 +161,7 @@ def test_interrupted_it_says_so_and_goes_on(files, tmp_path, monkeypatch):
     words = arguments(files, "--steps", "1,2", "--json", str(out), "--metrics", "perplexity")
     done = run(*words)
     assert done.exit_code == 130
-    assert f"in {out}; the same command goes on" in done.stderr
+    assert f"in {out}; the same command resumes" in done.stderr
     monkeypatch.setattr(composition, "save_evaluation", real_save)
     assert "1 row there already" in run(*words).stderr
     assert [row.steps for row in load_evaluation(out).rows] == [1, 2]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app, main
+from fsdfm.cli.output import Output
 from tiny_models import random_bundle
 
 runner = CliRunner()
@@ -31,6 +32,17 @@ def test_only_the_text_is_on_standard_output(model):
     assert "seed 0" in done.stderr
     assert run(model, "generate", "Once", "--steps", "2", "--suffix", "end.").stdout == done.stdout
     assert run(model, "generate", "Once", "--steps", "2", "--suffix", "end.", "--seed", "1").stdout != done.stdout
+
+
+def test_a_long_text_is_written_block_by_block(model, monkeypatch):
+    asked = ("generate", "Once", "--steps", "1", "--length", "100", "--suffix", "end.")
+    whole = json.loads(run(model, *asked, "--format", "json").stdout)["generations"][0]
+    written, write = [], Output.write_text
+    monkeypatch.setattr(Output, "write_text", lambda self, text: (written.append(text), write(self, text)))
+    done = run(model, *asked)
+    assert done.stdout == whole["text"] + "\n"
+    assert len(written) > 2
+    assert "overlapping blocks" in done.stderr
 
 
 def test_json_carries_the_states(model):
@@ -60,7 +72,7 @@ def test_repair_reports_what_it_did(model):
     done = run(model, "repair", "a damaged text", "--corrupt", "0.5", "--steps", "2", "--start", "0")
     assert "of the 7 corrupted tokens recovered" in done.stderr
     done = run(model, "repair", "a damaged text", "--corrupt", "0.5", "--blind", "--steps", "2", "--start", "0")
-    assert "1 network calls" in done.stderr  # a network of random weights finds nothing odd
+    assert "1 network call in" in done.stderr  # a network of random weights finds nothing odd
     assert "0 of 14 tokens replaced, 0 damaged" in done.stderr
 
 
@@ -109,6 +121,7 @@ def fail(capsys, monkeypatch, *arguments):
         (["generate", "--num", "2", "--watch"], "--watch shows one text"),
         (["generate", "--states"], "--states goes with --format json"),
         (["generate", "--format", "png"], "a picture needs a file"),
+        (["generate", "--out", "story.gif"], "pictures are written as .png"),
         (["generate", "--device", "abacus"], "device is 'abacus'"),
         (["infill", "an [[array]]"], "opens no gap"),
         (["infill", ""], "the text is empty"),
@@ -148,7 +161,7 @@ def test_bad_folders_are_one_sentence(capsys, monkeypatch, model, tmp_path):
 def test_a_strange_name_is_no_markup_after_the_work(model, tmp_path, monkeypatch):
     done = run(model, "generate", "Once", "--steps", "1", "--out", str(tmp_path / "x[/b].txt"))
     assert done.exit_code == 0
-    assert "x[/b].txt: 1 network calls" in done.stderr
+    assert "x[/b].txt: 1 network call in" in done.stderr
     (tmp_path / "text.txt").write_text("a fox met a crow " * 20)
     words = ["prepare", str(tmp_path / "text.txt"), "--tokenizer", "bytes", "--out", str(tmp_path / "c[/b]")]
     done = runner.invoke(app, words, catch_exceptions=False)

@@ -15,7 +15,7 @@ from fsdfm.cli.evaluating import evaluate
 from fsdfm.cli.sampling import NoiseSamplingOptions, SamplingOptions, WritingOptions
 from fsdfm.cli.training import reflow
 from fsdfm.cli.writing import generate, infill, repair
-from fsdfm.generate import SamplerConfig, check_advice, read_advice
+from fsdfm.generate import SamplerConfig, check_advice, fit_curve, read_advice
 from fsdfm.measure.evaluation import EvaluationRequest
 from fsdfm.run import PairsConfig
 from tiny_models import random_bundle
@@ -66,6 +66,28 @@ def test_an_exported_model_is_sampled_as_its_maker_advises(tmp_path):
     assert "sampling" not in json.loads((tmp_path / "plain" / "config.json").read_text())
     assert CliRunner().invoke(app, [*again[:3], str(tmp_path / "kept")]).exit_code == 0
     assert json.loads((tmp_path / "kept" / "config.json").read_text())["sampling"]["jump"] == "spaced"
+
+
+def test_an_exported_model_can_choose_its_own_budget(tmp_path):
+    """The curve joins the advice that is there, is that of `fit_curve`, and `--steps auto` follows it."""
+    bundle = random_bundle()
+    bundle.facts["sampling"] = {"jump": "spaced"}
+    save_model(tmp_path / "model", bundle)
+    (tmp_path / "held.txt").write_text("some text<|endoftext|>another one<|endoftext|>")
+    words = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "shared"), "--fit-curve"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "held.txt")])
+    assert done.exit_code == 0, done.output
+    lm = fsdfm.load(tmp_path / "shared", threads=1)
+    advised = lm.sampler_config(steps="auto", target="quality=0.5")
+    expected = fit_curve(lm, ["some text", "another one"])
+    assert advised.curve is not None
+    assert advised.curve.nats == pytest.approx(expected.nats, abs=1e-4)
+    assert advised.steps == advised.curve.steps_for(0.5)
+    assert advised.jump == "spaced"
+    (tmp_path / "empty.txt").write_text(" \n")
+    refused = CliRunner().invoke(app, [*words[:3], str(tmp_path / "no"), "--fit-curve", str(tmp_path / "empty.txt")])
+    assert refused.exit_code != 0
+    assert not (tmp_path / "no").exists()
 
 
 def test_one_temperature_holds_at_every_budget():

@@ -14,6 +14,7 @@ from rich.console import Console
 from fsdfm import __version__
 from fsdfm.cli import bench, demo, evaluating, planning, recipes, reporting, serve, sharing, study, training, writing
 from fsdfm.cli.options import console, is_echo, require_one_process
+from fsdfm.plugins import import_plugin
 from fsdfm.terminal import say
 
 __all__ = ["app", "main"]
@@ -41,6 +42,14 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def fsdfm(
     context: typer.Context,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="First import a module of yours that registers networks, rules, objectives or rewards: a file such as "
+            "own_network.py, or a name; this runs its code. May be repeated.",
+            envvar="FSDFM_PLUGINS",
+        ),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     """Few-step discrete flow matching for language."""
@@ -48,6 +57,8 @@ def fsdfm(
     if version:
         console.print(__version__)
         raise typer.Exit
+    for name in plugin or ():
+        import_plugin(name)
 
 
 for command in (

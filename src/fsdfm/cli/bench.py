@@ -173,7 +173,21 @@ _TABLE = (
     ("int8_speedup", "a text in float32 / in int8", "at least", 1.35),
     ("bf16_speedup", "a text in float32 / in bfloat16, where the CPU has it", "", None),
     ("causal_draw_over_trunk", "a causal head's draw of a text / a trunk forward", "at most", 0.25),
+    ("causal_draw_over_trunk_of_16", "the same of 16 texts, drawn side by side", "at most", 0.25),
+    (
+        "causal_draw_over_trunks_of_a_text",
+        "a causal head's draw of a text / the trunk forwards of its steps",
+        "at most",
+        0.25,
+    ),
     ("crf_draw_over_trunk", "a chain's draw of a text / a trunk forward", "at most", 0.25),
+    (
+        "causal_call_over_autoregressive",
+        "a text by one call / an autoregressive model's, with its cache",
+        "at most",
+        0.5,
+    ),
+    ("causal_call_over_autoregressive_of_16", "the same of 16 texts, each side by side", "at most", 0.5),
     ("causal_text_over_autoregressive", "a text by sweep / an autoregressive model's, with its cache", "at most", 0.5),
     ("head_steps", "passes of a causal head a text, one after the other", "", None),
 )
@@ -198,7 +212,7 @@ def _print_generate(result: dict[str, Any]) -> None:
         for row in rows:
             console.print(
                 f"{name:8} batch {row['batch']:3}, length {row['length']:5}: {row['seconds']:8.2f} s, "
-                f"{row['tokens_per_second']:8.1f} tokens a second",
+                f"{row['tokens_per_second']:8.1f} tokens per second",
                 highlight=False,
             )
 

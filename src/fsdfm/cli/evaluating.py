@@ -31,7 +31,10 @@ def evaluate(
         str | None, typer.Option(help="Another judge, best of another family: gemma3 beside smollm2.")
     ] = None,
     alternative: Annotated[
-        str | None, typer.Option(help="An autoregressive model beside it: a folder of a causal model, stories15m:FILE.")
+        list[str] | None,
+        typer.Option(
+            help="An autoregressive model beside it: a folder of a causal model, stories15m:FILE; again for more."
+        ),
     ] = None,
     held_out: Annotated[str | None, typer.Option(help="Real text that the model was not trained on.")] = None,
     training: Annotated[
@@ -40,7 +43,7 @@ def evaluate(
     steps: Annotated[
         str | None, typer.Option(help="Budgets: 1,2,4,8 or, for powers of two, 1..1024. [default: 1..64]")
     ] = None,
-    num: Annotated[int | None, typer.Option(help="Samples a budget. [default: 256]")] = None,
+    num: Annotated[int | None, typer.Option(help="Samples per budget. [default: 256]")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a sample; the model's length unless said.")] = None,
     metrics: Annotated[
         str | None,
@@ -50,7 +53,7 @@ def evaluate(
         ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Result file, written after every row; the same command again goes on.")
+        Path | None, typer.Option(help="Result file, written after every row; the same command again resumes.")
     ] = None,
     samples: Annotated[Path | None, typer.Option(help="Keep what is sampled in this file (JSON lines).")] = None,
     from_samples: Annotated[
@@ -113,7 +116,7 @@ def evaluate(
     from fsdfm.measure.evaluation import EvaluationRequest, count, run_evaluation
     from fsdfm.show.quality.terminal import print_tables
 
-    for option in ("training", "matched"):
+    for option in ("training", "matched", "alternative"):
         given[option] = tuple(given[option] or ())
     outcome = run_evaluation(EvaluationRequest(**given))
     if not outcome.speaks:  # another process does
@@ -123,7 +126,7 @@ def evaluate(
         print_tables(outcome.evaluation, wide)
     if not outcome.finished:
         rows = 0 if outcome.evaluation is None else len(outcome.evaluation.rows) + len(outcome.evaluation.frontier)
-        kept = "nothing is kept: give --json FILE" if json is None else f"in {json}; the same command goes on"
+        kept = "nothing is kept: give --json FILE" if json is None else f"in {json}; the same command resumes"
         typer.echo(f"stopped with {count(rows, 'finished row')}, {kept}", err=True)
         raise typer.Exit(130)
 

@@ -25,6 +25,7 @@ __all__ = ["Format", "Output", "show_blocks", "watch"]
 
 Format = Literal["text", "json", "html", "png", "timeline"]
 _BY_ENDING: dict[str, Format] = {".json": "json", ".html": "html", ".htm": "html", ".png": "png"}
+_OTHER_PICTURES = (".gif", ".jpeg", ".jpg", ".pdf", ".svg", ".webp")
 
 
 class Output:
@@ -33,6 +34,8 @@ class Output:
     def __init__(self, format: Format | None, file: Path | None, *, num: int, states: bool):
         self.file = file
         self.format: Format = format or (_BY_ENDING.get(file.suffix.lower(), "text") if file else "text")
+        if format is None and file is not None and file.suffix.lower() in _OTHER_PICTURES:
+            raise ValueError(f"--out is {file}; pictures are written as .png, pages as .html: name the file so")
         if self.format == "png" and (file is None or num > 1):
             raise ValueError("a picture needs a file and holds one text; give --out FILE.png and --num 1")
         if self.format == "timeline" and file is not None:
@@ -60,6 +63,19 @@ class Output:
                 console.print(_timeline(generation).to_rich())
         else:
             self.write_text(writers[self.format]())
+
+    @property
+    def streams(self) -> bool:
+        """Whether a text may be written bit by bit."""
+        return self.format == "text" and self.file is None
+
+    def write_blocks(self, stream: Stream) -> Generation:
+        """Write a text block by block, each as soon as it is done."""
+        for text in stream.blocks():
+            self.write_text(text)
+            sys.stdout.flush()
+        self.write_text("\n")
+        return stream.result
 
     def write_text(self, text: str) -> None:
         """Write a text to the file, or to standard output."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fsdfm.cli.completion import complete_recipes
 from fsdfm.cli.options import JsonOption, check_writable, console, write_json
-from fsdfm.terminal import say
+from fsdfm.terminal import printable
 
 if TYPE_CHECKING:
     from fsdfm.plan import Memory, Workload
@@ -39,7 +39,7 @@ def plan(
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Memory a process and time of a recipe, by strategy and number of processes, from formulas; nothing is trained."""
+    """Memory per process and time of a recipe, by strategy and processes, from formulas; nothing is trained."""
     from fsdfm.config import load_recipe
     from fsdfm.plan import estimate_flops, tokens_per_second
     from fsdfm.run import make_workload
@@ -51,21 +51,20 @@ def plan(
     if not 0 < rate < float("inf"):
         raise ValueError(f"tokens-per-second is {rate}; give what one process really does, more than 0")
     rows = _rows(work, processes, rate)
-    say(
-        console,
+    about_it = (
         f"{recipe}: {work.num_parameters / 1e6:,.1f} M parameters, {work.steps:,} steps of {work.tokens:,} tokens "
         f"({work.batch_size} x {work.length} in {work.accumulate}), "
-        f"{'bfloat16' if work.bfloat16 else 'float32'} products, {per_token / 1e9:.2f} GFLOP a token",
+        f"{'bfloat16' if work.bfloat16 else 'float32'} products, {per_token / 1e9:.2f} GFLOP per token"
     )
+    console.print(printable(about_it), markup=False, highlight=False)
     console.print(_table(rows))
     short = ", ".join(f"{name} {part}" for name, part in zip(_SHORT, _PARTS, strict=True) if name != part)
     console.print(f"{short}; parts: portions per step", highlight=False)
-    assumed = f"{flops:.3g} FLOP/s a process" if speed is None else "as given"
+    assumed = f"{flops:.3g} FLOP/s per process" if speed is None else "as given"
     console.print(
-        f"Time assumes {rate:,.0f} tokens/s a process ({assumed}) and no waiting; memory leaves out what the allocator "
-        "wastes (add 10 %) and the libraries' own (about 1 GB on a GPU).",
+        f"Time assumes {rate:,.0f} tokens/s per process ({assumed}) and no waiting; memory leaves out what the "
+        "allocator wastes (add 10 %) and the libraries' own (about 1 GB on a GPU).",
         highlight=False,
-        soft_wrap=True,
     )
     about = {"recipe": recipe, "num_parameters": work.num_parameters, "flops_per_token": per_token, "rows": rows}
     write_json({**about, "tokens_per_second_per_process": rate}, json_file)

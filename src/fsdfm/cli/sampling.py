@@ -59,12 +59,14 @@ class NoiseSamplingOptions:
     jump: Annotated[
         str | None,
         typer.Option(
-            help="exact, single (the paper's), instant, systematic, spaced; certain, bounded, stop adapt. The model's "
-            "advice, or exact, unless said.",
+            help="exact, single (the paper's), instant, systematic, spaced, sweep; certain, bounded, stop adapt. The "
+            "model's advice, or exact, unless said.",
             autocompletion=complete_rules,
         ),
     ] = None
-    grid: Annotated[str, typer.Option(help="uniform, kappa, fitted, or times such as 0,0.5,0.9,1.")] = "uniform"
+    grid: Annotated[
+        str, typer.Option(help="uniform, kappa, tail, geometric, fitted, or times such as 0,0.5,0.9,1.")
+    ] = "uniform"
 
     def options(self) -> SamplerOptions:
         """What the sampler wants to know."""

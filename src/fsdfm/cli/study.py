@@ -205,7 +205,7 @@ def ablate(
     seeds: Annotated[int, typer.Option(help="How often everything is done anew: what intervals are over.")] = 3,
     steps: Annotated[str, typer.Option(help="Budgets: 1,2,4,8 or, for powers of two, 1..1024.")] = "1,2,4,8",
     train_steps: Annotated[int | None, typer.Option(help="Training steps of a fine-tuning. [default: 150]")] = None,
-    num: Annotated[int, typer.Option(help="Samples a budget and seed.")] = 32,
+    num: Annotated[int, typer.Option(help="Samples per budget and seed.")] = 32,
     full: Annotated[bool, typer.Option("--full", help="Also the rows that the paper does not have.")] = False,
     separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
     field: Annotated[str, typer.Option(help="Holds the document in JSON lines, Parquet and datasets.")] = "text",

@@ -145,14 +145,18 @@ def export(
             "none; may be repeated. As it was unless said."
         ),
     ] = None,
+    fit_curve: Annotated[
+        str | None,
+        typer.Option(help="Text it was not trained on: fit the entropy curve that --steps auto wants, and advise it."),
+    ] = None,
     format: Annotated[
         str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
     ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
     if format == "onnx":
-        if half or sampling is not None:
-            raise ValueError("--half and --sampling are not used with --format onnx; leave them out")
+        if half or sampling is not None or fit_curve is not None:
+            raise ValueError("--half, --sampling and --fit-curve are not used with --format onnx; leave them out")
         from fsdfm.adapters.onnx import export_onnx
 
         return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
@@ -162,7 +166,7 @@ def export(
     from fsdfm.run import export as run_export
 
     advice = None if sampling is None else read_advice(sampling)
-    bundle = run_export(checkpoint, out, half=half, sampling=advice)
+    bundle = run_export(checkpoint, out, half=half, sampling=advice, curve_text=fit_curve)
     parameters = sum(p.numel() for p in bundle.model.parameters())
     say(console, f"{out}: {parameters:,} parameters")
 
@@ -178,14 +182,18 @@ def reflow(
     ],
     out: OutOption,
     num: Annotated[int, typer.Option(help="Pairs in all; what is there already counts.", min=1)] = 4096,
-    steps: Annotated[int, typer.Option(help="SamplingOptions steps of a pair.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="Network calls of a pair.", min=1)] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens; the parent's length unless given.", min=1)] = None,
-    draws: Annotated[str, typer.Option(help="free, or tied to the noise: less is left to guess.")] = "free",
+    draws: Annotated[str, typer.Option(help="free, or quantile: read off the noise, less is left to guess.")] = "free",
     corpus: Annotated[
-        Path | None, typer.Option(help="Prepared text that pairs begin on the way to, or --coder codes.")
+        Path | None, typer.Option(help="Prepared text that pairs begin on the way to, or end in (--autoregressive).")
     ] = None,
-    coder: Annotated[Path | None, typer.Option(help="A llama2.c .bin: noise that spells the text under it.")] = None,
-    coder_tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")] = None,
+    autoregressive: Annotated[
+        Path | None, typer.Option(help="A llama2.c .bin: pairs are text and the noise it would turn into this text.")
+    ] = None,
+    autoregressive_tokenizer: Annotated[
+        Path | None, typer.Option(help="Its tokenizer.bin, if not behind the weights.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Pairs made at a time; it does not change them.", min=1)] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32 or bfloat16.")] = "auto",
@@ -196,20 +204,26 @@ def reflow(
     given = dict(locals())
     from typing import cast
 
-    from fsdfm.run import PairsConfig, make_coded_pairs, make_pairs, make_timed_pairs
+    from fsdfm.run import PairsConfig, make_inverse_pairs, make_pairs, make_timed_pairs
     from fsdfm.runtime import Precision, RuntimeConfig
 
     own = {name: given[name] for name in ("num", "steps", "length", "draws", "batch_size")}
     config = PairsConfig(**{**asdict(sampling), **own})
     runtime = RuntimeConfig(device=device, precision=cast(Precision, precision), threads=threads)
-    if corpus is None and coder is not None:
-        raise ValueError("--coder needs --corpus: the text that noise is to spell under it")
+    if corpus is None and autoregressive is not None:
+        raise ValueError("--autoregressive needs --corpus: the text that noise is made for")
     if corpus is None:
         count = make_pairs(parent, out, config, runtime=runtime)
-    elif coder is None:
+    elif autoregressive is None:
         count = make_timed_pairs(parent, corpus, out, config=config, runtime=runtime)
     else:
-        count = make_coded_pairs(
-            parent, coder, corpus, out=out, config=config, coder_tokenizer=coder_tokenizer, runtime=runtime
+        count = make_inverse_pairs(
+            parent,
+            autoregressive,
+            corpus,
+            out=out,
+            config=config,
+            autoregressive_tokenizer=autoregressive_tokenizer,
+            runtime=runtime,
         )
     say(console, f"{out}: {count:,} pairs; train on them with data.pairs={out}")

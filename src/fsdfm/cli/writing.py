@@ -134,7 +134,9 @@ def _fill_board(board: str | None, shared: Shared, sampling: WritingOptions) -> 
         replace_file(output.file, lambda file: draw_board_steps(answer).savefig(file, format="png", dpi=150))
     else:
         output.write_text(answer.text + "\n")
-    typer.echo(f"{steps} network calls; {'solved' if answer.is_right else 'not a solution'}", err=True)
+    typer.echo(
+        f"{steps} network call{'s' * (steps != 1)}; {'solved' if answer.is_right else 'not a solution'}", err=True
+    )
 
 
 def _begin(shared: Shared, sampling: WritingOptions, machine: Machine) -> tuple[Output, LanguageModel]:
@@ -153,9 +155,12 @@ def _answer(
     lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: WritingOptions, command: str
 ) -> Sequence[Generation]:
     options: SamplerOptions = {**sampling.options(), "keep_states": shared.states}
+    stream = lm.stream(request, **options)
+    streams = output.streams and shared.num == 1 and stream.num_blocks > 1 and not shared.watch
     if shared.watch:
-        stream = lm.stream(request, **options)
         results = [watch(stream, stream.steps)]
+    elif streams:
+        results = [output.write_blocks(stream)]
     else:
         with show_blocks() as progress:
             results = lm.run(request.copies(shared.num), progress=progress, **options)
@@ -164,10 +169,11 @@ def _answer(
     used = lm.sampler_config(**options)
     settings = {**options, "temperature": used.temperature, "jump": used.jump}
     facts = {"command": command, "model": lm.checkpoint.loaded, "settings": settings}
-    output.write(results, facts)
+    if not streams:
+        output.write(results, facts)
     first, calls = results[0], sum(result.calls for result in results)
     seconds = max(result.seconds for result in results)
-    told = f"{calls} network calls in {seconds:.2f} s, from t = {first.start:.3g}, seed {first.seed}"
+    told = f"{calls} network call{'s' * (calls != 1)} in {seconds:.2f} s, from t = {first.start:.3g}, seed {first.seed}"
     typer.echo(told if output.file is None else printable(f"{output.file}: {told}"), err=True)
     return results
 
