@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.runtime import is_sharded, local
 
-__all__ = ["EMA", "OptimConfig", "Optimiser", "WithoutDropout"]
+__all__ = ["EMA", "OptimConfig", "Optimiser", "WithoutDropout", "without_dropout"]
 
 _JOINT = "joint."  # the names of a joint head's weights begin so
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -170,6 +171,18 @@ class EMA:
             mine.copy_(theirs)
 
 
+@contextmanager
+def without_dropout(model: TrainableDenoiser) -> Iterator[None]:
+    """A module in evaluation mode for a while."""
+    assert isinstance(model, nn.Module)
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 class WithoutDropout:
     """A module as its own teacher: the same weights, asked in evaluation mode."""
 
@@ -178,13 +191,8 @@ class WithoutDropout:
 
     def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """The module's features without dropout."""
-        assert isinstance(self.model, nn.Module)
-        training = self.model.training
-        self.model.eval()
-        try:
+        with without_dropout(self.model):
             return self.model.trunk(x_t, t, h)
-        finally:
-            self.model.train(training)
 
     def logits_at(self, rows: Tensor) -> Tensor:
         """The module's head, which has no dropout."""

@@ -14,7 +14,16 @@ A step of size h draws the positions up to m + hL and no others: w_i is the shar
 one of them at least; at m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise,
 that of the step, so that the trunk runs once for all of them; there it can know nothing of their texts anyway.
 
-Ordinary rows take the likelihood of whole texts, as in few-step training without a teacher.
+**On-policy rows** (`own_share`): the texts of some rows that start are the model's own, x_1 ~ p_theta(. | x_0) at t = 0,
+drawn anew in every training step, and q says what should have followed: distillation on what the student writes
+(Agarwal et al., arXiv 2306.13649), so that it learns to go on from its own slips as its teacher would,
+
+    L_own = - E_{x_1 ~ p_theta} sum_i w_i sum_v q(v | x_1^{<i}) log p_theta(v | x_1^{<i}, x_0),   no gradient through x_1
+
+whose least value is at p_theta = q again, wherever p_theta gets to.
+
+Ordinary rows take the likelihood of whole texts, as in few-step training without a teacher. With `frozen_trunk` the
+trunk stands still: only the head, the vocabulary and the embedding that the head reads learn, at half the cost.
 """
 
 from __future__ import annotations
@@ -30,6 +39,7 @@ from fsdfm.flow import POLICIES, MixturePath, StepSizeWeights, dyadic_step_sizes
 from fsdfm.flow.posterior import without_token
 from fsdfm.learn.losses import CHUNK, ChunkLoss, chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.objective import Outcome, SectionConfig, TrainableDenoiser
+from fsdfm.learn.optim import without_dropout
 from fsdfm.learn.path import (
     CrossEntropy,
     FineTimes,
@@ -101,12 +111,19 @@ class SweepConfig:
     weights: str = "G"  # how often an ordinary row has each step size: TB-10, TB-20, PU, G
     times: Literal["multiples-of-h", "fine"] = "multiples-of-h"
     spaced_share: float = 0.0  # of ordinary rows whose turned positions are spaced as the rule `spaced` takes them
+    own_share: float = 0.0  # of rows that start whose text the model writes itself; wants a teacher
+    frozen_trunk: bool = False  # only the causal head, the vocabulary and the embedding learn
     teacher: SectionConfig = field(default_factory=NoTeacherConfig, metadata={"registry": SWEEP_TEACHERS})
 
     def __post_init__(self) -> None:
-        for name in ("prefix_share", "start_share", "spaced_share"):
+        for name in ("prefix_share", "start_share", "spaced_share", "own_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed are 0 <= {name} <= 1")
+        if self.own_share and isinstance(self.teacher, NoTeacherConfig):
+            raise ValueError(
+                f"own_share is {self.own_share}, but nobody says what should follow the model's own text; name an "
+                "objective.teacher, or leave it out"
+            )
         if not -30 <= self.smallest_h <= 0:
             raise ValueError(f"smallest_h is {self.smallest_h}; allowed are -30 .. 0, the log2 of a step size")
 
@@ -122,6 +139,8 @@ def make_sweep_objective(config: SweepConfig, path: MixturePath) -> SweepObjecti
         weights=find_named(POLICIES, config.weights, "objective.weights"),
         times=MultiplesOfH() if config.times == "multiples-of-h" else FineTimes(2.0**config.smallest_h),
         spaced_share=config.spaced_share,
+        own_share=config.own_share,
+        frozen_trunk=config.frozen_trunk,
     )
 
 
@@ -137,6 +156,8 @@ class SweepObjective:
     weights: StepSizeWeights = POLICIES["G"]
     times: TimeGrid = field(default_factory=MultiplesOfH)
     spaced_share: float = 0.0
+    own_share: float = 0.0
+    frozen_trunk: bool = False
     chunk: int | None = CHUNK
 
     @property
@@ -152,7 +173,7 @@ class SweepObjective:
     @property
     def validation(self) -> SweepObjective:
         """The same states, scored by the text itself."""
-        return replace(self, asked=None)
+        return replace(self, asked=None, own_share=0.0)
 
     def __call__(
         self,
@@ -167,9 +188,12 @@ class SweepObjective:
         """The loss of a batch; `ema` is the autoregressive model, if one is asked."""
         drawn = self._draw(batch, noise, training_step)
         batch = settled(self.path, batch, noise, h=drawn.h)
+        if bool(drawn.own.any()):
+            batch = self._with_own(model, batch, drawn, noise, of_step=Noise(noise.seed, [training_step]))
         rows = noised(self.path, batch, noise, t=drawn.t, spaced_share=self.spaced_share)
         rows = self._with_prefixes(rows, batch, drawn, of_step=Noise(noise.seed, [training_step]))
-        features = _features(model, rows.x_t, drawn)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
+            features = _features(model, rows.x_t, drawn)
         size, total = len(rows.x_t), features.new_zeros((), dtype=torch.float32)
         sample_loss = torch.zeros(size, device=features.device)
         for chosen in (~drawn.prefix, drawn.prefix):
@@ -200,7 +224,29 @@ class SweepObjective:
         known = settled_positions.double() / length
         fitting = _fitting(self.step_sizes, torch.where(start, of_start, u[:, 0]), known)
         t = torch.where(prefix, self.path.schedule.kappa_inverse(known), t)
-        return _Drawn(prefix, start, settled_positions, t, torch.where(prefix, fitting, h))
+        own = share < self.prefix_share * self.start_share * self.own_share
+        return _Drawn(prefix, start, own, settled_positions, t, torch.where(prefix, fitting, h))
+
+    @torch.no_grad()
+    def _with_own(
+        self, model: TrainableDenoiser, batch: TrainingBatch, drawn: _Drawn, noise: Noise, *, of_step: Noise
+    ) -> TrainingBatch:
+        """The batch with texts that the model writes in one call, from the noise of the step, behind what begins them."""
+        x_1, length = batch.x_1, batch.x_1.shape[1]
+        index = drawn.own.nonzero()[:, 0]
+        there, device = index.to(x_1.device), x_1.device
+        first = torch.zeros_like(x_1[there], dtype=torch.bool)
+        if batch.given is not None:
+            first[:, 0] = batch.given[there, 0]
+        shown = torch.where(first, x_1[there], self.path.source.sample(of_step, length, step=1).to(device))
+        with without_dropout(model), torch.autocast(device.type, enabled=False):
+            posterior = _causal_head(model).posterior(
+                model, shown, drawn.t[index].to(device), h=drawn.h[index].to(device)
+            )
+            posterior = posterior.given(torch.where(first, shown, -1), forbidden=self.path.source.mask_token)
+            u = noise.uniform(Purpose.DESTINATION, length)[index.to(noise.samples.device)]
+            written = posterior.draw(torch.arange(len(index), device=device), u)
+        return replace(batch, x_1=x_1.index_copy(0, there, written))
 
     def _with_prefixes(self, rows: NoisedRows, batch: TrainingBatch, drawn: _Drawn, *, of_step: Noise) -> NoisedRows:
         """The rows with those of a prefix state in it; of what is given only the first position counts there."""
@@ -252,13 +298,19 @@ class _Drawn:
 
     prefix: Tensor
     start: Tensor
+    own: Tensor
     settled: Tensor
     t: Tensor
     h: Tensor
 
     def means(self, sample_loss: Tensor) -> tuple[dict[str, float], dict[str, int]]:
         """The mean loss of each kind of row, and how many there are."""
-        kinds = {"path": ~self.prefix, "prefix": self.prefix & ~self.start, "start": self.start}
+        kinds = {
+            "path": ~self.prefix,
+            "prefix": self.prefix & ~self.start,
+            "start": self.start & ~self.own,
+            "own": self.own,
+        }
         some = {f"{name}_loss": sample_loss.cpu()[own] for name, own in kinds.items() if bool(own.any())}
         return {name: float(own.mean()) for name, own in some.items()}, {name: len(own) for name, own in some.items()}
 

@@ -456,6 +456,15 @@ class DiT(Network):
             raise ValueError(f"this model has the posterior {self.config.posterior} already; train it as it is")
         return self._grown("joint.", seed, posterior=config)
 
+    def with_larger_posterior(self, config: JointConfig, *, seed: int = 0, **start: Any) -> DiT:
+        """A child with a larger joint head of the same kind, which says what this one's says; see its `grow_from`."""
+        if self.joint is None:
+            raise ValueError("this model has no joint head that could grow; use with_posterior")
+        child = self._grown("joint.", seed, posterior=config)
+        assert child.joint is not None
+        child.joint.grow_from(self.joint, **start)
+        return child
+
     @torch.no_grad()
     def with_mask(self) -> DiT:
         """A child with one token more, the mask: embedded as the mean of all tokens, its output 0."""

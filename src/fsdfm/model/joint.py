@@ -107,6 +107,10 @@ class JointHead(nn.Module, ABC):
         forbidden   a token that cannot be, such as the mask
         """
 
+    def grow_from(self, other: JointHead, **start: Any) -> None:
+        """Say what a smaller head of this kind says; `start` is where new weights may come from."""
+        raise ValueError(f"a joint head {type(self).__name__} cannot grow from {type(other).__name__}; {start} unused")
+
     def shared(self, network: SplitNetwork) -> list[nn.Parameter]:
         """Weights of the network, besides its vocabulary head, that this one uses, too."""
         del network  # most use none

@@ -58,9 +58,11 @@ def make_trainer(
     """
     model = bundle.model
     ema = EMA(model, recipe.optim.ema)
+    objective = make_objective(recipe.objective, bundle.path)
+    if getattr(objective, "frozen_trunk", False):
+        freeze_trunk(model)
     for network in (model, ema.module):
         runtime.place(network)
-    objective = make_objective(recipe.objective, bundle.path)
     if isinstance(objective, RewardObjective):
         objective = objective.reading(bundle.tokenizer)
     teacher: TrainableDenoiser | CausalModel | None = None
@@ -91,6 +93,12 @@ def make_trainer(
         config=recipe.train,
         teacher=teacher,
     )
+
+
+def freeze_trunk(model: Network) -> None:
+    """Leave the gradients of a joint head, of the vocabulary and of the embedding, which the head reads."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("joint.", "head.", "embedding.")))
 
 
 def make_rows(recipe: Recipe, bundle: Checkpoint, out: Path) -> data.RowSource:

@@ -181,10 +181,15 @@ def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
         return bundle
     if not isinstance(bundle.model, DiT):
         raise ValueError("model.causal_blocks is for a DiT; leave it out")
-    model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
+    causal = None
     if section.causal_start is not None:
         require_files(section.causal_start, section.llama2c_tokenizer)
         causal = causal_over(section.causal_start, bundle.tokenizer.pieces, section.llama2c_tokenizer)
+    if isinstance(found, CausalHeadConfig):
+        larger = replace(found, num_blocks=blocks)
+        return replace(bundle, model=bundle.model.with_larger_posterior(larger, causal=causal))
+    model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
+    if causal is not None:
         assert isinstance(model.joint, CausalHead)
         model.joint.start_from(causal)
     return replace(bundle, model=model)
