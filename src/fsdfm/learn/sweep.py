@@ -14,11 +14,11 @@ A step of size h draws the positions up to m + hL and no others: w_i is the shar
 one of them at least; at m = 0 all positions count alike. All rows of a training step with m = 0 show the same noise,
 that of the step, so that the trunk runs once for all of them; there it can know nothing of their texts anyway.
 
-**On-policy rows** (`own_share`): the texts of some rows that start are the model's own, x_1 ~ p_theta(. | x_0) at t = 0,
-drawn anew in every training step, and q says what should have followed: distillation on what the student writes
+**On-policy rows** (`own_share`): the texts of some rows that start are the model's own, x_1 ~ p_theta(. | x_0) at
+t = 0, drawn anew in every training step, and q says what should have followed: distillation on what the student writes
 (Agarwal et al., arXiv 2306.13649), so that it learns to go on from its own slips as its teacher would,
 
-    L_own = - E_{x_1 ~ p_theta} sum_i w_i sum_v q(v | x_1^{<i}) log p_theta(v | x_1^{<i}, x_0),   no gradient through x_1
+    L_own = - E_{x_1 ~ p_theta} sum_i w_i sum_v q(v | x_1^{<i}) log p_theta(v | x_1^{<i}, x_0),   x_1 held fixed
 
 whose least value is at p_theta = q again, wherever p_theta gets to.
 
@@ -189,7 +189,7 @@ class SweepObjective:
         drawn = self._draw(batch, noise, training_step)
         batch = settled(self.path, batch, noise, h=drawn.h)
         if bool(drawn.own.any()):
-            batch = self._with_own(model, batch, drawn, noise, of_step=Noise(noise.seed, [training_step]))
+            batch = self._with_own(model, batch, drawn, noise=noise, training_step=training_step)
         rows = noised(self.path, batch, noise, t=drawn.t, spaced_share=self.spaced_share)
         rows = self._with_prefixes(rows, batch, drawn, of_step=Noise(noise.seed, [training_step]))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
@@ -229,10 +229,10 @@ class SweepObjective:
 
     @torch.no_grad()
     def _with_own(
-        self, model: TrainableDenoiser, batch: TrainingBatch, drawn: _Drawn, noise: Noise, *, of_step: Noise
+        self, model: TrainableDenoiser, batch: TrainingBatch, drawn: _Drawn, *, noise: Noise, training_step: int
     ) -> TrainingBatch:
-        """The batch with texts that the model writes in one call, from the noise of the step, behind what begins them."""
-        x_1, length = batch.x_1, batch.x_1.shape[1]
+        """The batch with texts that the model writes in one call, from the noise of the step, behind a first token."""
+        x_1, length, of_step = batch.x_1, batch.x_1.shape[1], Noise(noise.seed, [training_step])
         index = drawn.own.nonzero()[:, 0]
         there, device = index.to(x_1.device), x_1.device
         first = torch.zeros_like(x_1[there], dtype=torch.bool)

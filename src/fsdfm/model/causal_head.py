@@ -95,23 +95,26 @@ class CausalHead(JointHead):
         self.norm.load_state_dict(causal.norm.state_dict())
 
     @torch.no_grad()
-    def grow_from(self, other: JointHead, causal: CausalModel | None = None) -> None:
-        """Say what a head of fewer blocks says: its last block stays the last, and new blocks before it add nothing yet.
+    def grow_from(self, other: JointHead, **start: Any) -> None:
+        """Say what a head of fewer blocks says: its last stays the last, and new blocks before it add nothing yet.
 
-        New blocks may start as those of an autoregressive model at their height, but for the weights they write with.
+        causal   an autoregressive model whose blocks new ones start from, each at its height, but for the weights they
+                 write with; None: fresh ones
         """
-        kept, count = len(other.blocks) if isinstance(other, CausalHead) else 0, len(self.blocks)
-        if not 0 < kept < count:
+        old, causal = getattr(other, "blocks", nn.ModuleList()), start.get("causal")
+        kept, count = len(old), len(self.blocks)
+        if not isinstance(other, CausalHead) or kept >= count:
             raise ValueError(f"a head of {count} causal blocks cannot grow from one of {kept}; allowed are more blocks")
         rest = {name: value for name, value in other.state_dict().items() if not name.startswith("blocks.")}
         self.load_state_dict(rest, strict=False)
-        for own, old in zip([*self.blocks[: kept - 1], self.blocks[-1]], other.blocks, strict=True):
-            own.load_state_dict(old.state_dict())
+        for own, block in zip([*self.blocks[: kept - 1], self.blocks[-1]], old, strict=True):
+            own.load_state_dict(block.state_dict())
         for number in range(kept - 1, count - 1):
-            block = self.blocks[number]
+            new = self.blocks[number]
+            assert isinstance(new, Block)
             if causal is not None:
-                block.load_state_dict(causal.blocks[number * len(causal.blocks) // count].state_dict())
-            for parameter in (*block.attention.out.parameters(), *block.mlp.out.parameters()):
+                new.load_state_dict(causal.blocks[number * len(causal.blocks) // count].state_dict())
+            for parameter in (*new.attention.out.parameters(), *new.mlp.out.parameters()):
                 nn.init.zeros_(parameter)
 
     def shared(self, network: SplitNetwork) -> list[nn.Parameter]:
