@@ -193,7 +193,87 @@ def _distances(model: DiT, data: Tensor) -> tuple[float, float]:
     return found[0], found[1]
 
 
+class Listening(KnownLaw):
+    """A law that remembers the texts it was asked about."""
+
+    def __init__(self, data: Tensor):
+        super().__init__(data)
+        self.asked: list[Tensor] = []
+
+    def trunk(self, tokens: Tensor) -> Tensor:
+        self.asked.append(tokens)
+        return super().trunk(tokens)
+
+
+def test_own_texts_are_draws_of_the_model_and_judged_by_the_law():
+    data, size = coupled_data(V, 3), 4096
+    model, law = network().eval(), Listening(data)
+    nn.init.normal_(model.joint.combine.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(2))
+    whole = objective(asked=ASKED, prefix_share=1.0, start_share=1.0, own_share=0.5)
+    batch = rows(torch.zeros(size, L, dtype=torch.int64))
+    outcome = whole(model, batch, Noise(0, range(size)), training_step=0, ema=law)
+    assert outcome.counts == {"start_loss": size // 2, "own_loss": size // 2}
+    assert bool((batch.x_1 == 0).all()), "the batch itself is left alone"
+    (shown,) = law.asked
+    assert bool((shown[size // 2 :] == 0).all()), "the other half is the text of the batch"
+    written = shown[: size // 2, 1:]  # without the last position
+    counts = torch.bincount(written[:, 0] * V + written[:, 1], minlength=V * V)
+    every = torch.cat([torch.zeros(V**3, 1).long(), torch.cartesian_prod(*[torch.arange(V)] * 3)], 1)
+    x_0 = UniformSource(V).sample(Noise(0, [0]), L, step=1).expand(len(every), L).clone()
+    x_0[:, 0] = 0
+    t, h = torch.zeros(len(every), dtype=torch.float64), outcome.h[0].expand(len(every))
+    held = torch.tensor([[0, -1, -1, -1]]).expand(len(every), L)
+    with torch.no_grad():
+        p = model.posterior(x_0, t, h).given(held).log_prob(every).exp().view(V * V, V).sum(1).double()
+    assert float(p.sum()) == pytest.approx(1, abs=1e-5)
+    assert float(total_variation(counts / counts.sum(), p)) < 0.05
+    assert float(total_variation(torch.full_like(p, 1 / V**2), p)) > 0.1, "or the test could not tell"
+
+
+def test_own_texts_do_not_depend_on_the_rows_beside_them():
+    data, model = coupled_data(V, 3), network().eval()
+    nn.init.normal_(model.joint.combine.weight, generator=torch.Generator().manual_seed(1))
+    batch, whole = rows(texts(data, 8), size=8), objective(asked=ASKED, start_share=1.0, own_share=0.8)
+    together = whole(model, batch, Noise(0, range(8)), training_step=5, ema=KnownLaw(data))
+    half = rows(batch.x_1[1::2], size=8, samples=torch.arange(8)[1::2])
+    alone = whole(model, half, Noise(0, range(8)[1::2]), training_step=5, ema=KnownLaw(data))
+    assert torch.allclose(together.sample_loss[1::2], alone.sample_loss, rtol=1e-5)
+    assert "own_loss" in together.logs
+    assert "own_loss" not in whole.validation(model, batch, Noise(0, range(8)), training_step=5, ema=None).logs
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_trunk_has_no_gradients(frozen):
+    data = coupled_data(V, 3)
+    model = network()
+    for weight in (model.joint.combine.weight, model.joint.project.weight, model.head.weight):
+        nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
+    whole = objective(asked=ASKED, frozen_trunk=frozen)
+    _, found = gradients(whole, model, rows(texts(data, 8)), Noise(0, range(8)), ema=KnownLaw(data))
+    learnt = {name.split(".")[0] for name, gradient in found.items() if gradient is not None and bool(gradient.any())}
+    assert ("blocks" in learnt) is not frozen
+    assert {"joint", "head", "embedding"} <= learnt
+
+
+@pytest.mark.slow
+def test_own_texts_alone_lead_to_the_law():
+    """No text of the world is ever shown: what the model writes, and what should have followed, are enough."""
+    data, size = coupled_data(V, 3), 64
+    model, law = network().train(), KnownLaw(data)
+    whole = objective(asked=ASKED, prefix_share=1.0, start_share=1.0, own_share=1.0)
+    optimiser = Optimiser(model, OptimConfig(lr=1e-2, warmup=5), steps=2 * STEPS)
+    (before, _), nothing = _distances(model, data), torch.zeros(size, L, dtype=torch.int64)
+    for step in range(2 * STEPS):
+        noise = Noise(1, range(step * size, step * size + size))
+        whole(model, rows(nothing, size=size), noise, training_step=step, ema=law).loss.backward()
+        optimiser.step(step)
+    assert _distances(model, data)[0] < before / 4
+
+
 def test_what_cannot_be():
+    with pytest.raises(ValueError, match="nobody says what should follow"):
+        SweepConfig(own_share=0.5)
     with pytest.raises(ValueError, match="prefix_share is 1.5; allowed are"):
         SweepConfig(prefix_share=1.5)
     batch = replace(rows(texts(coupled_data(V, 3), 4)), given=None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdfm.checkpoint import load_model, save_model
 from fsdfm.flow import RULES, Filter, Grid, MaskSource, MixturePath, UniformSource, sample
@@ -230,3 +230,35 @@ def test_a_head_begins_with_the_first_blocks_and_the_last():
     head.start_from(causal)
     for own, other in zip(head.blocks, (causal.blocks[0], causal.blocks[3]), strict=True):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in own.state_dict().items())
+
+
+@pytest.mark.parametrize("start", ["fresh", "autoregressive"])
+def test_a_head_that_grows_says_what_it_said(start):
+    small, causal = network(), None
+    if start == "autoregressive":
+        sizes = {"vocab_size": V, "width": 16, "num_heads": 2, "style": "llama", "max_length": 8}
+        causal = CausalModel(CausalConfig(num_blocks=4, **sizes), seed=5)
+    config = replace(small.config.posterior, num_blocks=4)
+    large = small.with_larger_posterior(config, causal=causal)
+    x_t, t = torch.randint(V, (3, L), generator=torch.Generator().manual_seed(0)), torch.full((3,), 0.25).double()
+    h, x_1 = torch.full_like(t, 0.5), x_t.flip(1)
+    expected = small.posterior(x_t, t, h).log_prob(x_1)
+    assert torch.equal(large.posterior(x_t, t, h).log_prob(x_1), expected)
+    new = large.joint.blocks[1:3]
+    assert not any(bool(block.attention.out.weight.any() or block.mlp.out.weight.any()) for block in new)
+    assert all(bool(block.attention.qkv.weight.any()) for block in new)
+    if causal is not None:
+        assert torch.equal(new[0].attention.qkv.weight, causal.blocks[1].attention.qkv.weight)
+        assert torch.equal(new[1].attention.qkv.weight, causal.blocks[2].attention.qkv.weight)
+    for block in new:  # and it can learn to say more
+        nn.init.normal_(block.mlp.out.weight)
+    assert not torch.allclose(large.posterior(x_t, t, h).log_prob(x_1), expected)
+
+
+def test_a_head_cannot_shrink():
+    model = network()
+    with pytest.raises(ValueError, match="cannot grow from one of 2"):
+        model.with_larger_posterior(replace(model.config.posterior, num_blocks=1))
+    plain = DiT(ModelConfig(vocab_size=V, **SHAPE))
+    with pytest.raises(ValueError, match="no joint head"):
+        plain.with_larger_posterior(model.config.posterior)

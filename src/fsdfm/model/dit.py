@@ -482,5 +482,6 @@ class DiT(Network):
         """A network with a part more, which is drawn from the seed, and this one's weights elsewhere."""
         child = DiT(replace(self.config, **changes), seed=seed)
         own = {name: value for name, value in child.state_dict().items() if name.startswith(part)}
-        child.load_state_dict({**self.state_dict(), **own})
+        kept = {name: value for name, value in self.state_dict().items() if not name.startswith(part)}
+        child.load_state_dict({**kept, **own})
         return child.to(self.embedding.weight).train(self.training)
