@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -195,31 +194,35 @@ def test_mistakes_and_broken_losses_end_all_processes(runs, tmp_path):
 # --- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def torchrun(*arguments, restarts=0):
+def torchrun(*arguments, restarts=0, plugin=None):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", "fsdfm", "train", *arguments]
     environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    if plugin is not None:
+        environment["FSDFM_PLUGINS"] = str(plugin)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def process_of(launcher, rank):
-    """The process id of a rank among the launcher's children; None while it is not there."""
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in environment:
-            return int(child)
-    return None
+DIES = """
+import os, signal, threading, time
+from pathlib import Path
+
+def wait():
+    while not any(int(path.name[5:]) >= {step} for path in Path({out!r}).glob("checkpoints/step-??????????")):
+        time.sleep(0.005)
+    Path({marker!r}).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "{rank}" and not Path({marker!r}).exists():
+    threading.Thread(target=wait, daemon=True).start()
+"""
 
 
-def kill_when_saved(launcher, out, *, rank, step):
-    """End a rank without a word once the run has saved a step."""
-    deadline = time.monotonic() + 600
-    while launcher.poll() is None and time.monotonic() < deadline:
-        if any(int(path.name[5:]) >= step for path in out.glob("checkpoints/step-??????????")):
-            os.kill(process_of(launcher, rank), signal.SIGKILL)
-            return
-        time.sleep(0.01)
-    pytest.fail(f"no checkpoint before the end: {launcher.communicate()[0]}")
+def one_that_dies(out, *, rank, step):
+    """A plugin: a rank ends without a word, once, when the run has saved a step. From inside, no step is missed."""
+    plugin = out.parent / f"dies_{rank}.py"
+    plugin.write_text(DIES.format(out=str(out), marker=str(out.parent / f"died-{rank}"), rank=rank, step=step))
+    return plugin
 
 
 def test_killing_a_rank_ends_the_job_and_a_restart_goes_on(tmp_path):
@@ -227,16 +230,14 @@ def test_killing_a_rank_ends_the_job_and_a_restart_goes_on(tmp_path):
     options = ["train.steps=120", "train.save_every=5", "train.log_every=10", "runtime.strategy=fsdp"]
     whole, out = tmp_path / "whole", tmp_path / "run"
     train_quietly(recipe, f"out={whole}", *options[:-1])
-    launcher = torchrun(recipe, f"out={out}", *options)
-    kill_when_saved(launcher, out, rank=1, step=10)
+    launcher = torchrun(recipe, f"out={out}", *options, plugin=one_that_dies(out, rank=1, step=10))
     said, _ = launcher.communicate(timeout=600)
-    assert launcher.returncode != 0
+    assert launcher.returncode != 0, said
     assert "process 0 of 2 lost another one" in said
     assert f"what {out} has saved is whole" in said.replace("\n", " ")
     saved = load_model(out).facts["training_step"]
     assert 10 <= saved < 120
-    launcher = torchrun(recipe, f"out={out}", *options, restarts=1)
-    kill_when_saved(launcher, out, rank=0, step=saved + 10)
+    launcher = torchrun(recipe, f"out={out}", *options, restarts=1, plugin=one_that_dies(out, rank=0, step=saved + 10))
     said, _ = launcher.communicate(timeout=600)
     assert launcher.returncode == 0, said
     assert said.count("resuming") == 2
