@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -24,12 +25,13 @@ from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
+from fsdfm.generate import LanguageModel
 from fsdfm.learn import CanvasObjective, FewStepObjective, PathObjective, RewardObjective, SweepObjective
 from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.reflow import Reflow, couple
 from fsdfm.learn.trainer import Trainer
-from fsdfm.model import DiT
+from fsdfm.model import ARCHITECTURES, Architecture, DiT, Network
 from fsdfm.run import (
     PairsConfig,
     make_inverse_pairs,
@@ -37,6 +39,7 @@ from fsdfm.run import (
     make_pairs,
     make_path,
     make_timed_pairs,
+    make_workload,
     model_config,
     prepare_corpus,
     train,
@@ -165,6 +168,93 @@ def test_transitions_are_counted_then_trained(recipe, tmp_path):
         load_recipe(few, [*child_of(parent, tmp_path / "none"), "model.transition_rank=0"]), tmp_path / "none"
     )
     assert none.model.joint is None
+
+
+@dataclass(frozen=True)
+class LettersConfig:
+    vocab_size: int
+    width: int = 8
+    to_dict = asdict
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(**values)
+
+
+class LettersNetwork(Network):
+    """No transformer: every position by itself."""
+
+    def __init__(self, config, *, seed=0):
+        super().__init__()
+        self.config = config
+        self.embedding = torch.nn.Embedding(config.vocab_size, config.width)
+        self.head = torch.nn.Linear(config.width, config.vocab_size)
+
+    def trunk(self, x_t, t, h):
+        return torch.tanh(self.embedding(x_t) + t.float()[:, None, None])
+
+    def logits_at(self, features):
+        return self.head(features)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """What a recipe of a preset changes to train a registered network with fresh weights."""
+    monkeypatch.setitem(ARCHITECTURES, "letters", Architecture(LettersConfig, LettersNetwork))
+    sizes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width", "dropout")]
+    return [*sizes, "model.architecture=letters", "model.network.width=4"]
+
+
+def test_a_network_of_ones_own_is_trained_resumed_and_a_parent(recipe, tmp_path, own):
+    parent = tmp_path / "own"
+    train_silently(recipe, f"out={parent}", *own, "train.steps=5", "sample.every=5", "sample.steps=2")
+    result, _ = train_silently(recipe, f"out={parent}", *own, "sample.every=5", "sample.steps=2")
+    assert (result.finished, result.training_step) == (True, 12)
+    bundle = load_model(parent)
+    assert isinstance(bundle.model, LettersNetwork)
+    assert bundle.model.config == LettersConfig(bundle.path.source.vocab_size, width=4)
+    assert LanguageModel(bundle).generate(length=8, steps=2).calls == 2
+    child = [word for word in child_of(parent, tmp_path / "child") if "preset" not in word]
+    train_silently(recipe, *own[:-2], *child, "train.steps=1")
+    assert isinstance(load_model(tmp_path / "child").model, LettersNetwork)
+    with pytest.raises(ValueError, match="only dit and transformer can be planned"):
+        make_workload(load_recipe(recipe, [*own[:-2], *child]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.network.depth=2", r"model\.network is not what model\.architecture = .letters. takes: .*'depth'"),
+        ("model.preset=tiny", r"model\.preset is not used by model\.architecture = .letters.; remove it"),
+        ("model.dropout=0.1", r"model\.dropout is not used by model\.architecture = .letters.; remove it"),
+        ("model.architecture=dit", r"model\.network is not used by model\.architecture = .dit."),
+        ("model.architecture=letter", r"allowed are dit, transformer, .*causal \(did you mean 'letters'\?\)"),
+        ("model.network=wide", r"model\.network is 'wide'; it is a section"),
+        ("objective.kind=fewstep", r"trains several step sizes, and .*letters.*is told none"),
+        ("data.pairs=pairs", r"data\.pairs are made by a parent"),
+    ],
+)
+def test_what_a_network_of_ones_own_has_no_use_for(recipe, tmp_path, own, change, message):
+    with pytest.raises(ValueError, match=message):
+        train_silently(recipe, f"out={tmp_path / 'run'}", *own, change)
+    assert not (tmp_path / "corpus").exists()  # told before anything is made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.dropout=0.1", r"model\.dropout is set, but the config of LettersNetwork has no dropout"),
+        ("objective.kind=fewstep", "LettersNetwork cannot be made step-aware"),
+        ("model.causal_blocks=1", r"model\.causal_blocks is for a DiT"),
+        ("model.transition_rank=2", "LettersNetwork takes no transitions"),
+    ],
+)
+def test_what_a_parent_of_ones_own_cannot_become(recipe, tmp_path, own, change, message):
+    parent = tmp_path / "own"
+    train_silently(recipe, f"out={parent}", *own, "train.steps=1")
+    child = [word for word in child_of(parent, tmp_path / "child") if "preset" not in word]
+    with pytest.raises(ValueError, match=message):
+        train_silently(recipe, *own[:-2], *child, "objective.loss=cross-entropy", change)
 
 
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):

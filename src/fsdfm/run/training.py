@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from fsdfm.config import Recipe, load_recipe
 from fsdfm.files import lock
 from fsdfm.generate import pieces_of
 from fsdfm.learn.trainer import Every, Hook, Trainer, TrainingState
-from fsdfm.model import DiT, Transformer
+from fsdfm.model import Network, Transformer
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
@@ -34,7 +34,7 @@ __all__ = ["train"]
 def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
     """Train what a recipe says, or resume it; SIGTERM and SIGINT save and end it early."""
     recipe = load_recipe(name, overrides)
-    return _ARCHITECTURES[recipe.model.architecture](recipe, console)
+    return (train_causal if recipe.model.architecture == "causal" else _train_denoiser)(recipe, console)
 
 
 def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
@@ -83,9 +83,6 @@ def open_attention(trainer: Trainer, steps: int) -> None:
         network.see_future(min(1.0, trainer.training_step / steps))
 
 
-_ARCHITECTURES: dict[str, Callable[[Recipe, Console | None], Result]] = {"dit": _train_denoiser, "causal": train_causal}
-
-
 def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> Path | None:
     """Lock a run's folder; the checkpoint to resume from, if there is one and the recipe is still its own."""
     held.enter_context(lock(out))
@@ -103,7 +100,7 @@ def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
     def save(trainer: Trainer) -> None:
         state = trainer.state()
         facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
-        assert isinstance(trainer.ema.module, DiT | Transformer)
+        assert isinstance(trainer.ema.module, Network)
         average = replace(bundle, model=trainer.ema.module, facts=facts)
         save_checkpoint(
             Path(recipe.out) / CHECKPOINTS,
@@ -141,6 +138,6 @@ def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe) -> list[Timelin
         x = step.x_next.cpu()
         last_changed[step.jumps.cpu()] = step.index + 1
     return [
-        Timeline(pieces_of(bundle.tokenizer, tokens), changed, config.steps, given=given)
+        Timeline(pieces_of(bundle.tokenizer, tokens), changed, sampler.num_steps(), given=given)
         for tokens, changed, given in zip(x.tolist(), last_changed.tolist(), frozen.tolist(), strict=True)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from fsdfm.model import (
     DiT,
     ModelConfig,
     Network,
+    NetworkConfig,
     Transformer,
     build_network,
+    find_architecture,
 )
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
@@ -48,11 +50,14 @@ _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond
 def check(recipe: Recipe) -> None:
     """Raise for what can be told without text and weights, before hours are spent on making tokens."""
     section = recipe.model
-    if section.architecture != "dit" or isinstance(recipe.objective, NextTokenConfig):
+    if isinstance(recipe.objective, NextTokenConfig):
         raise ValueError(
             f'model.architecture is "{section.architecture}" and objective.kind "{recipe.objective.kind}"; '
             '"causal" and "next-token" belong together, and this needs a denoiser'
         )
+    if section.architecture != "dit":
+        _check_own(recipe)
+        return
     chosen = [name for name in ("preset", "parent", "llama2c") if getattr(section, name) is not None]
     if len(chosen) != 1:
         found = " and ".join(f"model.{name}" for name in chosen) or "none of them"
@@ -77,6 +82,35 @@ def check(recipe: Recipe) -> None:
         )
     if section.transition_rank or section.causal_blocks:
         _check_joint(objective)
+
+
+def _check_own(recipe: Recipe) -> None:
+    """Raise for what fresh weights of a registered network have no use for, and for keys that it does not know."""
+    section = recipe.model
+    for f in fields(section):
+        if f.name not in ("architecture", "network") and getattr(section, f.name) != f.default:
+            raise ValueError(
+                f'model.{f.name} is not used by model.architecture = "{section.architecture}"; remove it, or write '
+                "what the network knows into [model.network]"
+            )
+    if recipe.data.pairs is not None or recipe.data.step_pairs:
+        raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.architecture")
+    config = _own_config(section, vocab_size=2)
+    if is_step_aware(recipe) and not getattr(config, "is_step_aware", False):
+        raise ValueError(
+            f'objective.kind "{recipe.objective.kind}" trains several step sizes, and model.architecture = '
+            f'"{section.architecture}" is told none; take an objective of one, or give its config `is_step_aware`'
+        )
+
+
+def _own_config(section: ModelSection, vocab_size: int) -> NetworkConfig:
+    """The config of a registered network, of the keys in [model.network]."""
+    try:
+        return find_architecture(section.architecture).read({**(section.network or {}), "vocab_size": vocab_size})
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f'model.network is not what model.architecture = "{section.architecture}" takes: {error}'
+        ) from (error)
 
 
 def _check_llama2c(section: ModelSection) -> None:
@@ -156,7 +190,7 @@ def _check_joint(objective: Objective) -> None:
 
 def start(recipe: Recipe, out: Path) -> Checkpoint:
     """The model of a new run."""
-    if recipe.model.preset is not None:
+    if recipe.model.preset is not None or recipe.model.architecture != "dit":
         bundle = _fresh(recipe, corpus_folder(recipe, out))
     else:
         bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
@@ -168,19 +202,20 @@ def start(recipe: Recipe, out: Path) -> Checkpoint:
         bundle = _with_gates(recipe.model.transition_gates, bundle)
     if recipe.model.causal_blocks is not None:
         bundle = _with_causal_head(recipe.model, bundle)
-    if bundle.model.config.posterior is not None:
+    if getattr(bundle.model.config, "posterior", None) is not None:
         _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its own
     return bundle
 
 
 def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
     """The checkpoint with a causal head, whose blocks may start as an autoregressive model's."""
-    blocks, found = section.causal_blocks, bundle.model.config.posterior
+    blocks = section.causal_blocks
     assert blocks is not None
-    if isinstance(found, CausalHeadConfig) and found.num_blocks == blocks:
-        return bundle
     if not isinstance(bundle.model, DiT):
         raise ValueError("model.causal_blocks is for a DiT; leave it out")
+    found = bundle.model.config.posterior
+    if isinstance(found, CausalHeadConfig) and found.num_blocks == blocks:
+        return bundle
     causal = None
     if section.causal_start is not None:
         require_files(section.causal_start, section.llama2c_tokenizer)
@@ -197,7 +232,7 @@ def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
 
 def _with_transitions(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
     """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
-    rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
+    rank, found = recipe.model.transition_rank, getattr(bundle.model.config, "transition_rank", 0)
     assert rank is not None
     if found not in (0, rank):
         raise ValueError(
@@ -225,7 +260,12 @@ def _with_gates(width: int, bundle: Checkpoint) -> Checkpoint:
 def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:
     corpus = prepare_corpus(recipe.data, folder)
     path = make_path(recipe.flow, corpus.header.vocab_size)
-    model = DiT(model_config(recipe, path.source.vocab_size), seed=recipe.train.seed)
+    model: Network
+    if recipe.model.architecture == "dit":
+        model = DiT(model_config(recipe, path.source.vocab_size), seed=recipe.train.seed)
+    else:
+        own = build_network(_own_config(recipe.model, path.source.vocab_size), seed=recipe.train.seed)
+        model = _adapted(own, recipe)
     return _bundle(recipe, model, path, tokenizer=corpus.tokenizer)
 
 
@@ -318,11 +358,15 @@ def _adapted(model: Network, recipe: Recipe) -> Network:
     changes = _network_of(recipe)
     if recipe.model.dropout is not None:
         changes["dropout"] = recipe.model.dropout
+    for name in changes:
+        if not hasattr(model.config, name):
+            asks = "model.dropout is set" if name == "dropout" else f'objective.kind is "{recipe.objective.kind}"'
+            raise ValueError(f"{asks}, but the config of {type(model).__name__} has no {name}; leave it out")
     if any(getattr(model.config, name) != value for name, value in changes.items()):
         other = build_network(replace(model.config, **changes))
         other.load_state_dict(model.state_dict())
         model = other
-    if is_step_aware(recipe) and not model.config.is_step_aware:
+    if is_step_aware(recipe) and not getattr(model.config, "is_step_aware", False):
         model = model.step_aware(seed=recipe.train.seed)
     return model
 
