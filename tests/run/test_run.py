@@ -29,7 +29,7 @@ from fsdfm.generate import LanguageModel
 from fsdfm.learn import CanvasObjective, FewStepObjective, PathObjective, RewardObjective, SweepObjective
 from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
-from fsdfm.learn.reflow import Reflow, couple
+from fsdfm.learn.reflow import Reflow, collect_pairs
 from fsdfm.learn.trainer import Trainer
 from fsdfm.model import ARCHITECTURES, Architecture, DiT, Network
 from fsdfm.run import (
@@ -297,7 +297,7 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
         train_silently(recipe, *changes, "flow.source=mask", f"out={tmp_path / 'x'}")
 
 
-def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
+def test_inverse_text_and_step_pairs_train_a_child(recipe, tmp_path):
     """Text with inverse-autoregressive noise, quantile-coupled pairs at large steps, some plain text."""
     changes, start = llama_files(tmp_path)
     parent = tmp_path / "parent"
@@ -317,22 +317,24 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             console=quiet,
         )
 
-    assert code("coded", 5, batch_size=2) == 5
-    assert code("coded", 8, batch_size=8) == 8
+    assert code("inverse", 5, batch_size=2) == 5
+    assert code("inverse", 8, batch_size=8) == 8
     assert code("whole", 8, batch_size=8) == 8
-    pairs = data.Pairs(tmp_path / "coded")
+    pairs = data.Pairs(tmp_path / "inverse")
     np.testing.assert_array_equal(pairs.tokens, data.Pairs(tmp_path / "whole").tokens)
     assert bool((pairs.tokens[:, :, 0] == 1).all()), "both ends begin with the token that is given"
     assert pairs.header.about["corpus"] == "llama"
-    make_pairs(parent, tmp_path / "tied", PairsConfig(num=4, steps=2, draws="quantile"), runtime=runtime, console=quiet)
+    make_pairs(
+        parent, tmp_path / "quantile", PairsConfig(num=4, steps=2, draws="quantile"), runtime=runtime, console=quiet
+    )
     length = f"data.length={pairs.header.length}"
-    child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'coded'}", "data.text_share=0.5", length]
-    child += [f"data.step_pairs={tmp_path / 'tied'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
+    child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'inverse'}", "data.text_share=0.5", length]
+    child += [f"data.step_pairs={tmp_path / 'quantile'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
     child += ["objective.teacher=none", "objective.weights=PU", "objective.spaced_share=0.5"]
     result, _ = train_silently(recipe, *changes, *child, f"out={tmp_path / 'child'}")
     assert result.finished
     facts = load_model(tmp_path / "child").facts["data"]
-    assert facts == {"pairs": ["coded", "tied"], "inputs": ["stories.txt"]}
+    assert facts == {"pairs": ["inverse", "quantile"], "inputs": ["stories.txt"]}
     for change, sentence in (
         ("data.pairs=none", "text_share is set, but pairs is not"),
         ("data.step_pairs_from=[0.5, 1.0]", "step_pairs has 1 folders and step_pairs_from 2 step sizes"),
@@ -355,7 +357,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     bundle = load_model(parent)
     maker = Reflow(bundle.model, bundle.path, 16, Grid.uniform(4))
     with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
-        list(couple(maker, writer, num_pairs=20))
+        list(collect_pairs(maker, writer, num_pairs=20))
     child = tmp_path / "child.toml"
     child.write_text(
         f"""

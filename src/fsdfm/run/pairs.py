@@ -15,7 +15,7 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
 from fsdfm.generate import SamplerConfig
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbed, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbed, Reflow, collect_pairs
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
@@ -184,7 +184,7 @@ def _fill(
     with data.PairWriter(out, header) as writer, moving_bar(console or Console(stderr=True), logged=True) as progress:
         task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
-            for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
+            for count in collect_pairs(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
         return writer.count
 
