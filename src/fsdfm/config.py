@@ -29,6 +29,7 @@ from fsdfm.learn.objective import SectionConfig
 from fsdfm.learn.optim import OptimConfig
 from fsdfm.learn.registry import Registry
 from fsdfm.learn.trainer import TrainerConfig
+from fsdfm.model import ARCHITECTURES
 from fsdfm.plugins import import_plugin
 from fsdfm.runtime import RuntimeConfig
 
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_CAUSAL = "causal"  # the one architecture that is no denoiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,8 @@ class DataConfig:
 class ModelSection:
     """Which network, and where its weights come from: fresh, a parent, or a llama2.c checkpoint."""
 
-    architecture: Literal["dit", "causal"] = "dit"  # causal: the baseline and judge, trained on the next token
+    architecture: str = "dit"  # causal: the baseline and judge, trained on the next token; or one of your own
+    network: dict[str, Any] | None = None  # of one of your own: the keys of its config, all but vocab_size
     preset: str | None = None  # tiny, stories, 170m, 1300m, 1700m: a size with fresh weights
     parent: str | None = None  # a run or checkpoint to start from
     llama2c: str | None = None  # an autoregressive llama2.c .bin to start from
@@ -110,6 +113,15 @@ class ModelSection:
     causal_start: str | None = None  # a llama2.c .bin whose first and last blocks the causal head starts from
 
     def __post_init__(self) -> None:
+        known = (*ARCHITECTURES, _CAUSAL)
+        if self.architecture not in known:
+            hint = did_you_mean(self.architecture, known, "or name the module that adds it in `plugins`")
+            raise ValueError(f"architecture is {self.architecture!r}; allowed are {', '.join(known)} ({hint})")
+        if self.network is not None and self.architecture in ("dit", _CAUSAL):
+            raise ValueError(
+                f'network is not used by model.architecture = "{self.architecture}"; remove it, or set '
+                "model.architecture to the network of your own whose keys these are"
+            )
         if self.llama2c is not None and self.min_count is None:
             object.__setattr__(self, "min_count", 1)
 
@@ -149,8 +161,9 @@ class SampleConfig:
     every: int = 0  # training steps; 0: never
     num: int = 2
     length: int | None = None  # tokens; None: a whole block
-    steps: int = 64  # this and the rest as in `fsdfm generate`, the parent's own advice included
+    steps: int | None = None  # this and the rest as in `fsdfm generate --model` of this run, from nothing but noise
     temperature: float | None = None
+    final_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     jump: str | None = None
@@ -165,14 +178,8 @@ class SampleConfig:
 
     def sampler(self) -> SamplerConfig:
         """The options of sampling."""
-        return SamplerConfig(
-            steps=self.steps,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            jump=self.jump,
-            grid=self.grid,
-        )
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("every", "num", "length")}
+        return SamplerConfig(**said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,20 +438,16 @@ def _all_keys(cls: Any, prefix: str = "") -> list[str]:
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
     """A TOML value as its field wants it, or an error that says what is allowed."""
-    if is_dataclass(kind):
+    origin, options = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) or origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError(f"{where} is {value!r}; it is a section: write [{where}] or {where}.key=value")
-        return parse(kind, value, f"{where}.")  # type: ignore[arg-type]
-    origin, options = get_origin(kind), get_args(kind)
+        return dict(value) if origin is dict else parse(kind, value, f"{where}.")
     if origin in (Union, types.UnionType):
         (inner,) = [option for option in options if option is not type(None)]
         return _convert(value, inner, where)
     if origin is Literal:
-        if value not in options:
-            near = nearest(value, map(str, options))
-            hint = f" (did you mean {near!r}?)" if near else ""
-            raise ValueError(f"{where} is {value!r}; allowed are {', '.join(map(repr, options))}{hint}")
-        return value
+        return _one_of(value, options, where)
     if origin is tuple:
         items = value if isinstance(value, list) else [value]
         return tuple(_convert(item, options[0], where) for item in items)
@@ -452,6 +455,14 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{where} is {value!r}; it must be {_KINDS[kind]}")
+    return value
+
+
+def _one_of(value: Any, options: Sequence[Any], where: str) -> Any:
+    if value not in options:
+        near = nearest(value, map(str, options))
+        hint = f" (did you mean {near!r}?)" if near else ""
+        raise ValueError(f"{where} is {value!r}; allowed are {', '.join(map(repr, options))}{hint}")
     return value
 
 

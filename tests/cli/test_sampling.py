@@ -15,6 +15,7 @@ from fsdfm.cli.evaluating import evaluate
 from fsdfm.cli.sampling import NoiseSamplingOptions, SamplingOptions, WritingOptions
 from fsdfm.cli.training import reflow
 from fsdfm.cli.writing import generate, infill, repair
+from fsdfm.config import SampleConfig
 from fsdfm.generate import SamplerConfig, check_advice, fit_curve, read_advice
 from fsdfm.measure.evaluation import EvaluationRequest
 from fsdfm.run import PairsConfig
@@ -40,6 +41,19 @@ def test_every_command_that_samples_declares_them_alike(command):
         assert theirs[field.name].default == field.default
         (kind, option), (own, told) = (get_args(each[field.name].annotation) for each in (model, theirs))
         assert (own, told.help) == (kind, option.help)
+
+
+def test_samples_while_training_take_the_same_options_with_the_same_defaults():
+    own = {field.name: field.default for field in dataclasses.fields(SampleConfig)}
+    of_the_run = ("seed",)  # train.seed, so that only the model changes from one look to the next
+    theirs = {field.name: field.default for field in dataclasses.fields(NoiseSamplingOptions)}
+    assert {name: own[name] for name in theirs if name not in of_the_run} == {
+        name: default for name, default in theirs.items() if name not in of_the_run
+    }
+    assert own.keys() - theirs.keys() == {"every", "num", "length"}
+    asked = SampleConfig(steps=3, final_temperature=0.5, top_k=4, grid="kappa")
+    assert asked.sampler() == SamplerConfig(steps=3, final_temperature=0.5, top_k=4, grid="kappa")
+    assert SampleConfig().sampler() == SamplerConfig()
 
 
 def test_what_the_commands_make_of_them_has_the_same_defaults():

@@ -96,17 +96,17 @@ def test_reflow_keeps_pairs_and_resumes(tmp_path):
     other = runner.invoke(app, [*arguments, "--num", "5", "--seed", "1"])
     assert isinstance(other.exception, ValueError)
     assert "other pairs" in str(other.exception)
-    tied = [*arguments, "--num", "2", "--draws", "quantile", "--temperature", "0.8", "--precision", "bfloat16"]
-    tied[3] = str(tmp_path / "tied")
-    assert runner.invoke(app, tied).exit_code == 0
-    assert Pairs(tmp_path / "tied").header.about["draws"] == "quantile"
+    coupled = [*arguments, "--num", "2", "--draws", "quantile", "--temperature", "0.8", "--precision", "bfloat16"]
+    coupled[3] = str(tmp_path / "coupled")
+    assert runner.invoke(app, coupled).exit_code == 0
+    assert Pairs(tmp_path / "coupled").header.about["draws"] == "quantile"
     for option, value, sentence in (
         ("--autoregressive", "model.bin", "--autoregressive needs --corpus"),
         ("--draws", "quantil", "did you mean 'quantile'?"),
         ("--jump", "single", "allowed are exact and spaced"),
         ("--precision", "half", "precision is 'half'; allowed are auto, float32, bfloat16"),
     ):
-        wrong = runner.invoke(app, [*tied, option, value])
+        wrong = runner.invoke(app, [*coupled, option, value])
         assert sentence in str(wrong.exception)
 
 

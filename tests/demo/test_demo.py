@@ -14,7 +14,7 @@ from fsdfm.checkpoint.embedded import name_of
 from fsdfm.cli import app
 from fsdfm.demo import write_card, write_demo
 from fsdfm.demo.page import NO_CHILD, NO_RESULTS, OTHER_WEIGHTS
-from fsdfm.demo.stored import evaluate_commands, merge, read_stored
+from fsdfm.demo.stored import evaluate_commands, merge, read_stored, sampling_of
 from fsdfm.demo.stories import Order, Programme, make_stories
 from fsdfm.generate import LanguageModel, load
 from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
@@ -148,6 +148,28 @@ def test_the_page_shows_everything(shipped):
     for name in ("quality.png", "timeline.png"):
         with Image.open(shipped / "shown" / name) as picture:
             assert picture.width > 800
+
+
+def test_the_embedded_models_are_shown_as_they_advise():
+    """What the demonstration tells the sampler changes nothing: it was measured as `fsdfm generate` writes."""
+    known = read_stored(embedded.stored_demo(), {})
+    for name in embedded.embedded_models():
+        lm = load(name, device="cpu", threads=1)
+        measured = [row.steps for row in known.evaluations[name].plain if row.steps <= 64]
+        assert len(measured) >= 4
+        for steps in measured:
+            told = dict(known.sampling(name, steps))
+            advised = lm.sampler_config(steps=steps)
+            assert told.get("temperature", 1.0) == (advised.temperature or 1.0)
+            assert told.get("jump", "exact") == advised.to_json()["jump"]
+
+
+def test_a_budget_that_was_not_measured_is_sampled_as_advised(assets):
+    by_budget = {"1": 0.9, "8": 0.75}
+    known = read_stored(assets / "demo", {})
+    told = replace(known.evaluations["fewstep"], sampler={"temperature": by_budget, "jump": "spaced"})
+    assert sampling_of(told) == (("jump", "spaced"),)
+    assert sampling_of(told, row(8, 1.0, temperature=0.75)) == (("temperature", 0.75), ("jump", "spaced"))
 
 
 def test_what_is_missing_is_said(shipped, assets):

@@ -576,7 +576,7 @@ def readings() -> object:
 
 
 @cases
-def tied_draws() -> object:
+def coupled_draws() -> object:
     p, kappa = weights(3, 5, V).softmax(-1), torch.tensor([0.0, 0.4, 0.9])
     shown = torch.arange(15).view(3, 5) % V
     order = alike(weights(V, 4))

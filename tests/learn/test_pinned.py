@@ -50,7 +50,7 @@ from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.losses import chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser, WithoutDropout
 from fsdfm.learn.path import noised, settled
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, collect_pairs
 from fsdfm.learn.registry import Registry
 from fsdfm.learn.report import EntropyAlarm, Tally, own_entropy
 from fsdfm.learn.reward import LengthRewardConfig, LettersRewardConfig, dpo_weights, reinforce_weights
@@ -433,7 +433,12 @@ def pairs() -> object:
                 make = Reflow(MixerNet(V).double(), path, L, Grid.uniform(3), draws=DRAWS[draws], **options)
                 sink = Kept()
                 found.append(
-                    said(lambda make=make, sink=sink: [list(couple(make, sink, num_pairs=5, batch_size=2)), sink.rows])
+                    said(
+                        lambda make=make, sink=sink: [
+                            list(collect_pairs(make, sink, num_pairs=5, batch_size=2)),
+                            sink.rows,
+                        ]
+                    )
                 )
         for first in (False, True):
             make = Perturbed(MixerNet(V).double(), path, text, times, 3, first_token=first, filter=Filter(0.7), seed=1)
@@ -442,7 +447,7 @@ def pairs() -> object:
     own = InverseAutoregressive(text, lambda x: model(x), order, seed=2)
     found += [own.pairs([4, 1]), own.pairs([1])]
     for sizes in ({"num_pairs": 0}, {"num_pairs": 1, "batch_size": 0}, {"num_pairs": 1, "batch_size": 1}):
-        found.append(said(lambda sizes=sizes: list(couple(make, Kept(), **sizes))))
+        found.append(said(lambda sizes=sizes: list(collect_pairs(make, Kept(), **sizes))))
     return [
         *found,
         said(lambda: Reflow(dit(posterior=CRFConfig(rank=2)), PATHS[0], L, Grid.uniform(2), draws=DRAWS["quantile"])),

@@ -3,7 +3,7 @@ import torch
 from networks import MixerNet
 
 from fsdfm.flow import ExactDenoiser, Filter, Grid, MaskSource, MixturePath, UniformSource
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, collect_pairs
 from fsdfm.model import CRFConfig, ModelConfig, TransitionTables
 
 
@@ -22,7 +22,7 @@ class Memory:
 def fill(sink, num_pairs, **options):
     batch_size = options.pop("batch_size", 16)
     maker = Reflow(MixerNet(9), MixturePath(UniformSource(9)), 6, Grid.uniform(4), seed=2, **options)
-    return list(couple(maker, sink, num_pairs=num_pairs, batch_size=batch_size))
+    return list(collect_pairs(maker, sink, num_pairs=num_pairs, batch_size=batch_size))
 
 
 def test_batches_and_interruptions_do_not_change_the_pairs():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -24,12 +25,13 @@ from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
 from fsdfm.flow import Grid, MaskSource
+from fsdfm.generate import LanguageModel
 from fsdfm.learn import CanvasObjective, FewStepObjective, PathObjective, RewardObjective, SweepObjective
 from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
-from fsdfm.learn.reflow import Reflow, couple
+from fsdfm.learn.reflow import Reflow, collect_pairs
 from fsdfm.learn.trainer import Trainer
-from fsdfm.model import DiT
+from fsdfm.model import ARCHITECTURES, Architecture, DiT, Network
 from fsdfm.run import (
     PairsConfig,
     make_inverse_pairs,
@@ -37,6 +39,7 @@ from fsdfm.run import (
     make_pairs,
     make_path,
     make_timed_pairs,
+    make_workload,
     model_config,
     prepare_corpus,
     train,
@@ -167,6 +170,93 @@ def test_transitions_are_counted_then_trained(recipe, tmp_path):
     assert none.model.joint is None
 
 
+@dataclass(frozen=True)
+class LettersConfig:
+    vocab_size: int
+    width: int = 8
+    to_dict = asdict
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(**values)
+
+
+class LettersNetwork(Network):
+    """No transformer: every position by itself."""
+
+    def __init__(self, config, *, seed=0):
+        super().__init__()
+        self.config = config
+        self.embedding = torch.nn.Embedding(config.vocab_size, config.width)
+        self.head = torch.nn.Linear(config.width, config.vocab_size)
+
+    def trunk(self, x_t, t, h):
+        return torch.tanh(self.embedding(x_t) + t.float()[:, None, None])
+
+    def logits_at(self, features):
+        return self.head(features)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """What a recipe of a preset changes to train a registered network with fresh weights."""
+    monkeypatch.setitem(ARCHITECTURES, "letters", Architecture(LettersConfig, LettersNetwork))
+    sizes = [f"model.{name}=none" for name in ("preset", "width", "num_blocks", "num_heads", "cond_width", "dropout")]
+    return [*sizes, "model.architecture=letters", "model.network.width=4"]
+
+
+def test_a_network_of_ones_own_is_trained_resumed_and_a_parent(recipe, tmp_path, own):
+    parent = tmp_path / "own"
+    train_silently(recipe, f"out={parent}", *own, "train.steps=5", "sample.every=5", "sample.steps=2")
+    result, _ = train_silently(recipe, f"out={parent}", *own, "sample.every=5", "sample.steps=2")
+    assert (result.finished, result.training_step) == (True, 12)
+    bundle = load_model(parent)
+    assert isinstance(bundle.model, LettersNetwork)
+    assert bundle.model.config == LettersConfig(bundle.path.source.vocab_size, width=4)
+    assert LanguageModel(bundle).generate(length=8, steps=2).calls == 2
+    child = [word for word in child_of(parent, tmp_path / "child") if "preset" not in word]
+    train_silently(recipe, *own[:-2], *child, "train.steps=1")
+    assert isinstance(load_model(tmp_path / "child").model, LettersNetwork)
+    with pytest.raises(ValueError, match="only dit and transformer can be planned"):
+        make_workload(load_recipe(recipe, [*own[:-2], *child]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.network.depth=2", r"model\.network is not what model\.architecture = .letters. takes: .*'depth'"),
+        ("model.preset=tiny", r"model\.preset is not used by model\.architecture = .letters.; remove it"),
+        ("model.dropout=0.1", r"model\.dropout is not used by model\.architecture = .letters.; remove it"),
+        ("model.architecture=dit", r"model\.network is not used by model\.architecture = .dit."),
+        ("model.architecture=letter", r"allowed are dit, transformer, .*causal \(did you mean 'letters'\?\)"),
+        ("model.network=wide", r"model\.network is 'wide'; it is a section"),
+        ("objective.kind=fewstep", r"trains several step sizes, and .*letters.*is told none"),
+        ("data.pairs=pairs", r"data\.pairs are made by a parent"),
+    ],
+)
+def test_what_a_network_of_ones_own_has_no_use_for(recipe, tmp_path, own, change, message):
+    with pytest.raises(ValueError, match=message):
+        train_silently(recipe, f"out={tmp_path / 'run'}", *own, change)
+    assert not (tmp_path / "corpus").exists()  # told before anything is made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.dropout=0.1", r"model\.dropout is set, but the config of LettersNetwork has no dropout"),
+        ("objective.kind=fewstep", "LettersNetwork cannot be made step-aware"),
+        ("model.causal_blocks=1", r"model\.causal_blocks is for a DiT"),
+        ("model.transition_rank=2", "LettersNetwork takes no transitions"),
+    ],
+)
+def test_what_a_parent_of_ones_own_cannot_become(recipe, tmp_path, own, change, message):
+    parent = tmp_path / "own"
+    train_silently(recipe, f"out={parent}", *own, "train.steps=1")
+    child = [word for word in child_of(parent, tmp_path / "child") if "preset" not in word]
+    with pytest.raises(ValueError, match=message):
+        train_silently(recipe, *own[:-2], *child, "objective.loss=cross-entropy", change)
+
+
 def test_a_mask_source_has_one_token_more(recipe, tmp_path):
     train_silently(recipe, f"out={tmp_path / 'run'}", "flow.source=mask", "sample.every=12", "sample.steps=2")
     bundle = load_model(tmp_path / "run")
@@ -207,7 +297,7 @@ def test_an_autoregressive_model_is_a_start(recipe, tmp_path):
         train_silently(recipe, *changes, "flow.source=mask", f"out={tmp_path / 'x'}")
 
 
-def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
+def test_inverse_text_and_step_pairs_train_a_child(recipe, tmp_path):
     """Text with inverse-autoregressive noise, quantile-coupled pairs at large steps, some plain text."""
     changes, start = llama_files(tmp_path)
     parent = tmp_path / "parent"
@@ -227,22 +317,24 @@ def test_coded_text_and_step_pairs_train_a_child(recipe, tmp_path):
             console=quiet,
         )
 
-    assert code("coded", 5, batch_size=2) == 5
-    assert code("coded", 8, batch_size=8) == 8
+    assert code("inverse", 5, batch_size=2) == 5
+    assert code("inverse", 8, batch_size=8) == 8
     assert code("whole", 8, batch_size=8) == 8
-    pairs = data.Pairs(tmp_path / "coded")
+    pairs = data.Pairs(tmp_path / "inverse")
     np.testing.assert_array_equal(pairs.tokens, data.Pairs(tmp_path / "whole").tokens)
     assert bool((pairs.tokens[:, :, 0] == 1).all()), "both ends begin with the token that is given"
     assert pairs.header.about["corpus"] == "llama"
-    make_pairs(parent, tmp_path / "tied", PairsConfig(num=4, steps=2, draws="quantile"), runtime=runtime, console=quiet)
+    make_pairs(
+        parent, tmp_path / "quantile", PairsConfig(num=4, steps=2, draws="quantile"), runtime=runtime, console=quiet
+    )
     length = f"data.length={pairs.header.length}"
-    child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'coded'}", "data.text_share=0.5", length]
-    child += [f"data.step_pairs={tmp_path / 'tied'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
+    child = [f"model.parent={parent}", f"data.pairs={tmp_path / 'inverse'}", "data.text_share=0.5", length]
+    child += [f"data.step_pairs={tmp_path / 'quantile'}", "data.step_pairs_from=0.5", "objective.kind=fewstep"]
     child += ["objective.teacher=none", "objective.weights=PU", "objective.spaced_share=0.5"]
     result, _ = train_silently(recipe, *changes, *child, f"out={tmp_path / 'child'}")
     assert result.finished
     facts = load_model(tmp_path / "child").facts["data"]
-    assert facts == {"pairs": ["coded", "tied"], "inputs": ["stories.txt"]}
+    assert facts == {"pairs": ["inverse", "quantile"], "inputs": ["stories.txt"]}
     for change, sentence in (
         ("data.pairs=none", "text_share is set, but pairs is not"),
         ("data.step_pairs_from=[0.5, 1.0]", "step_pairs has 1 folders and step_pairs_from 2 step sizes"),
@@ -265,7 +357,7 @@ def test_pairs_of_a_parent_train_a_child(recipe, tmp_path):
     bundle = load_model(parent)
     maker = Reflow(bundle.model, bundle.path, 16, Grid.uniform(4))
     with PairWriter(tmp_path / "pairs", PairHeader(16, 257, {"parent": "parent"})) as writer:
-        list(couple(maker, writer, num_pairs=20))
+        list(collect_pairs(maker, writer, num_pairs=20))
     child = tmp_path / "child.toml"
     child.write_text(
         f"""

@@ -51,16 +51,16 @@ def export_onnx(model: str | Path | None, out: str | Path) -> Path:
     out = Path(out)
     check_new(out)
     _require_packages()
-    bundle = load_model(model)
-    head = _known_head(bundle)
-    graph = _Graph(bundle.model, head).eval()
+    checkpoint = load_model(model)
+    head = _known_head(checkpoint)
+    graph = _Graph(checkpoint.model, head).eval()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as aside:
         place = Path(aside)
-        _write_graph(graph, place / "trunk.onnx", bundle)
-        np.savez(place / "weights.npz", **_weights(bundle, head))
-        write_text(place / "portable.json", json.dumps(_describe(bundle, head), indent=1) + "\n")
-        write_text(place / "tokenizer.json", bundle.tokenizer.definition)
+        _write_graph(graph, place / "trunk.onnx", checkpoint)
+        np.savez(place / "weights.npz", **_weights(checkpoint, head))
+        write_text(place / "portable.json", json.dumps(_describe(checkpoint, head), indent=1) + "\n")
+        write_text(place / "tokenizer.json", checkpoint.tokenizer.definition)
         shutil.copyfile(portable.__file__, place / "generate.py")
         for file in sorted(place.iterdir()):
             replace_file(out / file.name, lambda side, file=file: shutil.copyfile(file, side))  # type: ignore[misc]
@@ -75,11 +75,11 @@ def _require_packages() -> None:
         raise ValueError("an export needs onnx: pip install 'fsdfm[onnx]'") from error
 
 
-def _known_head(bundle: Checkpoint) -> CausalHead | None:
+def _known_head(checkpoint: Checkpoint) -> CausalHead | None:
     """The model's causal head, if it has one; what numpy has no law for is refused."""
-    head = getattr(bundle.model, "joint", None)
-    if not isinstance(bundle.path.schedule, PolynomialSchedule):
-        raise ValueError(f"the schedule is {bundle.path.schedule}; exported models know PolynomialSchedule alone")
+    head = getattr(checkpoint.model, "joint", None)
+    if not isinstance(checkpoint.path.schedule, PolynomialSchedule):
+        raise ValueError(f"the schedule is {checkpoint.path.schedule}; exported models know PolynomialSchedule alone")
     if head is not None and not isinstance(head, CausalHead):
         raise ValueError(f"the posterior is a {type(head).__name__}; exported models know independent and causal ones")
     if head is not None and not are_plain(head.blocks):
@@ -88,13 +88,13 @@ def _known_head(bundle: Checkpoint) -> CausalHead | None:
 
 
 @torch.no_grad()
-def _write_graph(graph: _Graph, file: Path, bundle: Checkpoint) -> None:
+def _write_graph(graph: _Graph, file: Path, checkpoint: Checkpoint) -> None:
     """Export for every length, and compare with the network at two."""
     import onnxruntime
 
-    size = min(bundle.length, 16)
-    example = _example(bundle, size)
-    length = torch.export.Dim("length", min=2, max=bundle.length)
+    size = min(checkpoint.length, 16)
+    example = _example(checkpoint, size)
+    length = torch.export.Dim("length", min=2, max=checkpoint.length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself
         torch.onnx.export(
@@ -109,8 +109,8 @@ def _write_graph(graph: _Graph, file: Path, bundle: Checkpoint) -> None:
         )
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = {each.name for each in session.get_inputs()}
-    for count in {size, bundle.length}:
-        asked = _example(bundle, count)
+    for count in {size, checkpoint.length}:
+        asked = _example(checkpoint, count)
         inputs = {name: value.numpy() for name, value in zip(("x_t", "t", "h"), asked, strict=True) if name in names}
         for found, expected in zip(session.run(None, inputs), graph(*asked), strict=True):
             worst = float((torch.from_numpy(found) - expected).abs().max())
@@ -120,22 +120,22 @@ def _write_graph(graph: _Graph, file: Path, bundle: Checkpoint) -> None:
                 )
 
 
-def _example(bundle: Checkpoint, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    x_t = torch.arange(length)[None] * 7919 % bundle.model.config.vocab_size
+def _example(checkpoint: Checkpoint, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    x_t = torch.arange(length)[None] * 7919 % checkpoint.model.config.vocab_size
     return x_t, torch.full((1,), 0.25, dtype=torch.float64), torch.full((1,), 0.125, dtype=torch.float64)
 
 
 @torch.no_grad()
-def _weights(bundle: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
+def _weights(checkpoint: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
     """The vocabulary's matrix and what a causal head multiplies by."""
-    model: Any = bundle.model
+    model: Any = checkpoint.model
     width = model.embedding.weight.shape[1]
     bias = model.logits_at(torch.zeros(1, width))[0]
     kept = {"head": (model.logits_at(torch.eye(width)) - bias).T, "head_bias": bias}
     if head is None:
         return {name: value.contiguous().numpy() for name, value in kept.items()}
     kept |= {"embedding": model.embedding.weight, "combine": head.combine.weight, "norm": head.norm.weight}
-    kept["cos"], kept["sin"] = rotary_phases(bundle.length, head.head_width)
+    kept["cos"], kept["sin"] = rotary_phases(checkpoint.length, head.head_width)
     for number, block in enumerate(head.blocks):
         assert isinstance(block, Block)
         kept |= {
@@ -149,10 +149,10 @@ def _weights(bundle: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
     return {name: value.detach().contiguous().numpy() for name, value in kept.items()}
 
 
-def _describe(bundle: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
-    source, schedule, eos = bundle.path.source, bundle.path.schedule, bundle.tokenizer.eos_id
+def _describe(checkpoint: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
+    source, schedule, eos = checkpoint.path.source, checkpoint.path.schedule, checkpoint.tokenizer.eos_id
     assert isinstance(schedule, PolynomialSchedule)
-    banned = {source.mask_token, bundle.bos_id} - {None, eos}
+    banned = {source.mask_token, checkpoint.bos_id} - {None, eos}
     told: dict[str, Any] = {
         "format": "fsdfm-portable",
         "vocab_size": source.vocab_size,
@@ -161,12 +161,12 @@ def _describe(bundle: Checkpoint, head: CausalHead | None) -> dict[str, Any]:
         "mask_share": source.mask_share if isinstance(source, MixtureSource) else None,
         "movable": "masked" if type(source).__name__ == "MaskSource" else "all",
         "exponent": schedule.exponent,
-        "length": bundle.length,
-        "first": eos if bundle.bos_id is None else bundle.bos_id,
+        "length": checkpoint.length,
+        "first": eos if checkpoint.bos_id is None else checkpoint.bos_id,
         "eos": eos,
         "banned": sorted(banned),
         "head": "independent" if head is None else "causal",
-        "advice": dict(bundle.facts.get("sampling", {})),
+        "advice": dict(checkpoint.facts.get("sampling", {})),
     }
     if head is not None:
         block = head.blocks[0]

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -32,7 +30,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fsdfm.bench.joint import HEADS, autoregressive_jobs, joint_jobs, joint_ratios
-from fsdfm.bench.measure import peak_mib
+from fsdfm.bench.measure import in_fresh_process, peak_mib
 from fsdfm.bench.textbook import textbook_sample
 from fsdfm.flow import Grid, MixturePath, UniformSource, sample, trajectory
 from fsdfm.generate.invariant import BatchInvariant
@@ -94,7 +92,9 @@ def bench_generate(setting: GenerateBench) -> dict[str, Any]:
     """The ratios under their names, and `seconds`, `peak_mib`, `sweeps` they are made of."""
     model = make_model(setting.config())
     seconds = _medians(_jobs(setting, model), setting)
-    memory = {name: _peak_in_a_fresh_process(name, setting) for name in _remembered(setting)}
+    memory = {
+        name: in_fresh_process(_peak_of_a_step, name, setting, torch.get_num_threads()) for name in _remembered(setting)
+    }
     return {
         **_ratios(seconds, memory, setting),
         "seconds": seconds,
@@ -327,12 +327,6 @@ def _one_step(model: DiT, setting: GenerateBench, *, batch: int, length: int) ->
 
 def _remembered(setting: GenerateBench) -> list[str]:
     return [name for name in ("textbook", "int8") if name in setting.compare] + (["ours"] if setting.compare else [])
-
-
-def _peak_in_a_fresh_process(name: str, setting: GenerateBench) -> float | None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_peak_of_a_step, name, setting, torch.get_num_threads()).result()
 
 
 def _peak_of_a_step(name: str, setting: GenerateBench, threads: int) -> float | None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path as FilePath
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from fsdfm.terminal import moving_bar
 
-__all__ = ["interleaved_medians", "peak_extra_mib", "peak_mib"]
+__all__ = ["in_fresh_process", "interleaved_medians", "peak_extra_mib", "peak_mib"]
 
+_T = TypeVar("_T")
 _STATUS = FilePath("/proc/self/status")
 _CLEAR = FilePath("/proc/self/clear_refs")
 
@@ -48,6 +52,12 @@ def peak_extra_mib(job: Callable[[], object]) -> float | None:
     before = _resident_kib("VmRSS")
     job()
     return max(0.0, (_resident_kib("VmHWM") - before) / 1024)
+
+
+def in_fresh_process(function: Callable[..., _T], *arguments: Any) -> _T:
+    """What a function gives in a process that has done nothing else, so that its memory is its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def peak_mib() -> float | None:

@@ -6,14 +6,11 @@ each with its share of the rows. A process has one thread, so N processes use N 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -25,7 +22,7 @@ from fsdfm.learn import Outcome, PathObjective
 from fsdfm.learn.objective import TrainableDenoiser
 from fsdfm.model import DiT
 from fsdfm.noise import Noise, Purpose
-from fsdfm.runtime import Runtime, RuntimeConfig
+from fsdfm.runtime import Runtime, RuntimeConfig, spawn_local
 
 __all__ = ["bench_processes"]
 
@@ -34,31 +31,8 @@ def bench_processes(setting: TrainBench, processes: int) -> dict[str, Any]:
     """`throughput_ratio`: tokens per second of so many processes with one thread each, over those of one."""
     if processes < 2 or setting.batch_size % processes:
         raise ValueError(f"processes is {processes}; allowed are divisors of the {setting.batch_size} rows, from 2 on")
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    receiver, sender = context.Pipe(duplex=False)
-    workers = [
-        context.Process(
-            target=_work,
-            args=(setting, rank, processes),
-            kwargs={"port": port, "sender": sender if rank == 0 else None},
-            daemon=True,
-        )
-        for rank in range(processes)
-    ]
-    for worker in workers:
-        worker.start()
-    sender.close()
-    try:
-        seconds: dict[str, list[float]] = receiver.recv()
-    except EOFError as error:
-        raise ValueError("a process of the benchmark failed; look above for its message") from error
-    finally:
-        for worker in workers:
-            worker.join(10)
-            worker.kill()
+    with spawn_local(processes, _work, setting):
+        seconds = _work(setting)
     alone, together = (statistics.median(seconds[name]) for name in ("alone", "together"))
     tokens = setting.batch_size * setting.length
     return {
@@ -74,20 +48,19 @@ def bench_processes(setting: TrainBench, processes: int) -> dict[str, Any]:
     }
 
 
-def _work(setting: TrainBench, rank: int, count: int, *, port: int, sender: Connection | None) -> None:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
+def _work(setting: TrainBench) -> dict[str, list[float]]:
+    """Seconds of a process's steps: those of the first alone, and those of all together."""
     with Runtime(RuntimeConfig(device="cpu", threads=1, strategy="ddp")) as runtime:
-        alone, together = _stepper(setting, runtime, count=1), _stepper(setting, runtime, count=count)
+        processes = runtime.processes
+        alone, together = _stepper(setting, runtime, count=1), _stepper(setting, runtime, count=processes.count)
         seconds: dict[str, list[float]] = {"alone": [], "together": []}
         for step in range(setting.steps + 1):
-            runtime.processes.mean(0.0)  # the others wait here, asleep, while the first is alone
-            if rank == 0:
+            processes.mean(0.0)  # the others wait here, asleep, while the first is alone
+            if processes.is_rank0:
                 seconds["alone"].append(_timed(alone, step))
-            runtime.processes.mean(0.0)
+            processes.mean(0.0)
             seconds["together"].append(_timed(together, step))
-        if sender is not None:
-            sender.send({name: values[1:] for name, values in seconds.items()})  # the first round warms up
+        return {name: values[1:] for name, values in seconds.items()}  # the first round warms up
 
 
 def _timed(job: Callable[[int], None], step: int) -> float:

@@ -6,15 +6,13 @@ TB-20. Model FLOPs are counted by formula, so recomputation would count against 
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from fsdfm.bench.measure import interleaved_medians, peak_extra_mib
+from fsdfm.bench.measure import in_fresh_process, interleaved_medians, peak_extra_mib
 from fsdfm.data import TrainingBatch
 from fsdfm.flow import MixturePath, UniformSource
 from fsdfm.learn import TABLEAUS, FewStepObjective, Objective, PathObjective, ShortcutTeacher
@@ -69,7 +67,7 @@ def bench_train(setting: TrainBench) -> dict[str, Any]:
     seconds = interleaved_medians(jobs, repeats=setting.steps, title="bench train")
     peak = 2 * _GEMM**3 / seconds["gemm"]
     achieved = step_flops(setting) / seconds["plain"]
-    chunked, whole = (_peak_in_a_fresh_process(name, setting) for name in ("rk4", "rk4 unchunked"))
+    chunked, whole = (in_fresh_process(_peak_of_a_step, name, setting) for name in ("rk4", "rk4 unchunked"))
     return {
         "gemm_fraction": achieved / peak,
         "fewstep_over_plain": seconds["rk4"] / seconds["plain"],
@@ -112,12 +110,6 @@ def _objective(name: str, path: MixturePath) -> Objective:
     teacher = ShortcutTeacher(TABLEAUS[name.split()[0]])
     objective = FewStepObjective(path, teacher=teacher)
     return replace(objective, chunk=None) if name.endswith("unchunked") else objective
-
-
-def _peak_in_a_fresh_process(name: str, setting: TrainBench) -> float | None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_peak_of_a_step, name, setting).result()
 
 
 def _peak_of_a_step(name: str, setting: TrainBench) -> float | None:

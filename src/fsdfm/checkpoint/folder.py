@@ -10,8 +10,8 @@ step-0000001000/
   *.distcp, .metadata   in place of training.safetensors where processes share the weights: each wrote its part
   checksums.json        size and SHA-256 of every file above except README.md
 
-bundle = load_model("runs/tiny-dfm")  # a run's folder, or one of its checkpoints
-bundle.model, bundle.path, bundle.tokenizer, bundle.length
+checkpoint = load_model("runs/tiny-dfm")  # a run's folder, or one of its checkpoints
+checkpoint.model, checkpoint.path, checkpoint.tokenizer, checkpoint.length
 """
 
 from __future__ import annotations
@@ -159,19 +159,19 @@ class Checkpoint:
 
 def save_model(
     folder: str | Path,
-    bundle: Checkpoint,
+    checkpoint: Checkpoint,
     *,
     dtype: torch.dtype = torch.float32,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a model for others to use; `dtype=torch.float16` halves it. The folder must be new or empty.
 
-    tensors   the weights where the bundle's model has only their shapes (is on the meta device): taken one by one
+    tensors   the weights where the checkpoint's model has only their shapes (is on the meta device): taken one by one
     """
     folder = Path(folder)
     check_new(folder)
     with _aside(folder) as side:
-        _write_model(side, bundle, dtype, tensors=tensors)
+        _write_model(side, checkpoint, dtype, tensors=tensors)
         _write_checksums(side)
     return folder
 
@@ -184,7 +184,7 @@ def check_new(folder: Path) -> None:
 
 def save_checkpoint(
     folder: Path,
-    bundle: Checkpoint,
+    checkpoint: Checkpoint,
     tensors: Mapping[str, Tensor],
     *,
     numbers: Mapping[str, Any],
@@ -198,13 +198,13 @@ def save_checkpoint(
     """
     place = folder / f"step-{numbers['training_step']:010d}"
     sharded = any(is_sharded(value) for value in tensors.values())
-    weights = processes.whole(bundle.model.state_dict())
+    weights = processes.whole(checkpoint.model.state_dict())
     with _aside(place, processes) as side:
         if sharded:
             save_shards(side, tensors, processes)
 
         def write() -> None:
-            _write_model(side, bundle, torch.float32, tensors=weights)
+            _write_model(side, checkpoint, torch.float32, tensors=weights)
             if not sharded:
                 _write_tensors(side / _MOMENTS, tensors, torch.float32)
             _write_text(side / _NUMBERS, json.dumps(dict(numbers), indent=2) + "\n")
@@ -267,32 +267,32 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def describe_model(bundle: Checkpoint, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def describe_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """What config.json says of a model whose weights are stored as `dtype`."""
     return {
         "format": "fsdfm",
         "format_version": FORMAT_VERSION,
-        "architecture": architecture_of(bundle.model.config),
-        "model": bundle.model.config.to_dict(),
-        "num_parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "architecture": architecture_of(checkpoint.model.config),
+        "model": checkpoint.model.config.to_dict(),
+        "num_parameters": sum(p.numel() for p in checkpoint.model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
-        "source": _describe(SOURCES, bundle.path.source),
-        "schedule": _describe(SCHEDULES, bundle.path.schedule),
-        "length": bundle.length,
-        "budgets": None if bundle.budgets is None else list(bundle.budgets),
-        "bos_id": bundle.bos_id,
-        "tokenizer": bundle.tokenizer.hash,
-        **{"commit": commit(), "versions": versions(), **bundle.facts},
+        "source": _describe(SOURCES, checkpoint.path.source),
+        "schedule": _describe(SCHEDULES, checkpoint.path.schedule),
+        "length": checkpoint.length,
+        "budgets": None if checkpoint.budgets is None else list(checkpoint.budgets),
+        "bos_id": checkpoint.bos_id,
+        "tokenizer": checkpoint.tokenizer.hash,
+        **{"commit": commit(), "versions": versions(), **checkpoint.facts},
     }
 
 
 def _write_model(
-    folder: Path, bundle: Checkpoint, dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
+    folder: Path, checkpoint: Checkpoint, dtype: torch.dtype, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
-    config = describe_model(bundle, dtype)
-    _write_tensors(folder / _WEIGHTS, bundle.model.state_dict(), dtype, tensors=tensors)
+    config = describe_model(checkpoint, dtype)
+    _write_tensors(folder / _WEIGHTS, checkpoint.model.state_dict(), dtype, tensors=tensors)
     _write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
-    _write_text(folder / _TOKENIZER, bundle.tokenizer.definition)
+    _write_text(folder / _TOKENIZER, checkpoint.tokenizer.definition)
     _write_text(folder / _CARD, _card(config))
 
 
@@ -390,20 +390,20 @@ def load_model(
     if (problem := damage(place, (_WEIGHTS, _TOKENIZER))) is not None:
         raise ValueError(f"{problem}; get it again")
     try:
-        bundle, tensors = _read(place, problems)
+        checkpoint, tensors = _read(place, problems)
     except (KeyError, TypeError, AttributeError, StopIteration, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"{place} cannot be used: its {_CONFIG} or {_TOKENIZER} is not what fsdfm writes ({error!r:.200}); "
             "get it again"
         ) from error
-    if precision != "float32" and isinstance(bundle.model, Transformer):
-        fill_network(bundle.model, tensors, precision)
-        return bundle
-    bundle.model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
+    if precision != "float32" and isinstance(checkpoint.model, Transformer):
+        fill_network(checkpoint.model, tensors, precision)
+        return checkpoint
+    checkpoint.model.load_state_dict({name: value.to(device, dtype) for name, value in tensors.items()}, assign=True)
     if precision != "float32":
-        require_finite(bundle.model)
-        (to_int8 if precision == "int8" else to_bfloat16)(bundle.model)
-    return bundle
+        require_finite(checkpoint.model)
+        (to_int8 if precision == "int8" else to_bfloat16)(checkpoint.model)
+    return checkpoint
 
 
 def require_finite(model: Network) -> None:
@@ -453,7 +453,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Te
     tensors = _StoredTensors(place, stored, expected)
     known = {"format", "format_version", "model", "num_parameters", "dtype", "source", "schedule", "length", "budgets"}
     known |= {"architecture", "bos_id", "tokenizer"}
-    bundle = Checkpoint(
+    checkpoint = Checkpoint(
         model=model.eval(),
         path=path,
         tokenizer=tokenizer,
@@ -470,7 +470,7 @@ def _read(place: Path, problems: list[str]) -> tuple[Checkpoint, Mapping[str, Te
             ]
         ),
     )
-    return bundle, tensors
+    return checkpoint, tensors
 
 
 def _present_name(name: str) -> str:

@@ -117,9 +117,13 @@ def import_weights(
     )
     said = ImportConfig(texts=tuple(texts or ()), **{name: given[name] for name in names})
     out = out or Path("imported") / Path(source.partition("@")[0]).name
-    bundle = run_import(source, out, said, format=format)
-    parameters, network = sum(p.numel() for p in bundle.model.parameters()), bundle.model.config
-    known = f", {bundle.facts['weights']} ({bundle.facts['imported']['group']})" if "imported" in bundle.facts else ""
+    checkpoint = run_import(source, out, said, format=format)
+    parameters, network = sum(p.numel() for p in checkpoint.model.parameters()), checkpoint.model.config
+    known = (
+        f", {checkpoint.facts['weights']} ({checkpoint.facts['imported']['group']})"
+        if "imported" in checkpoint.facts
+        else ""
+    )
     say(
         console,
         f"{out}: {parameters:,} parameters, {network.vocab_size:,} tokens{known}, "
@@ -166,8 +170,8 @@ def export(
     from fsdfm.run import export as run_export
 
     advice = None if sampling is None else read_advice(sampling)
-    bundle = run_export(checkpoint, out, half=half, sampling=advice, curve_text=fit_curve)
-    parameters = sum(p.numel() for p in bundle.model.parameters())
+    made = run_export(checkpoint, out, half=half, sampling=advice, curve_text=fit_curve)
+    parameters = sum(p.numel() for p in made.model.parameters())
     say(console, f"{out}: {parameters:,} parameters")
 
 

@@ -101,6 +101,8 @@ def sampling_of(evaluation: Evaluation, row: Row | None = None) -> Sampling:
     told = {name: evaluation.sampler.get(name, value) for name, value in usual.items()}
     if row is not None:
         told["temperature"] = row.temperature
+    elif isinstance(told["temperature"], Mapping):  # by budget, and this one was not measured: as the model advises
+        del told["temperature"]
     return tuple((name, value) for name, value in told.items() if value != usual[name])
 
 

@@ -1,4 +1,4 @@
-"""Quantile coupling, draws tied to the noise: what a position becomes is read off the token it starts from.
+"""Quantile coupling, draws that follow the noise: what a position becomes is read off the token it starts from.
 
 A sampler adds randomness of its own in every step, and nobody can predict it: a child that shall do in one step what
 its parent did in 64 must guess. But under the uniform source x_0 is full of randomness that nobody uses. Let position i

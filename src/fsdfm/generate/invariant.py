@@ -8,7 +8,7 @@ time, the head HEAD_ROWS positions, and what is missing is filled up.
 Texts of unequal length share a call where their lengths fall into one bucket, of 225 .. 256 tokens, say. On a CPU each
 is computed by itself and nothing is padded. Elsewhere a text is padded to the end of its bucket and the padding hidden
 from attention, *also where it is alone*: its shapes are a function of the text, which is bit for bit the same in any
-company. One that fills its bucket has no padding and no mask, and shares calls with its like only.
+batch. One that fills its bucket has no padding and no mask, and shares calls with its like only.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from fsdfm.flow import (
 )
 from fsdfm.noise import Noise, Purpose
 
-__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Perturbed", "Reflow", "couple"]
+__all__ = ["DRAWS", "Draws", "InverseAutoregressive", "PairMaker", "PairSink", "Perturbed", "Reflow", "collect_pairs"]
 
 
 class Draws(Protocol):
@@ -188,7 +188,7 @@ class InverseAutoregressive:
         return torch.cat([x_1[:, :1], x_0], 1), x_1
 
 
-def couple(
+def collect_pairs(
     maker: PairMaker,
     sink: PairSink,
     *,

@@ -207,9 +207,9 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
         if request.precision != "float32":  # its weights may be rounded; what is described are those in the folder
             lm = load(request.model, device=request.device, precision=request.precision, threads=request.threads)
         lm.runtime.processes = processes  # each holds the whole model
-        bundle = lm.checkpoint
-        options = _options(request, bundle)
-        reader = Reader(bundle.tokenizer, bundle.bos_id)
+        checkpoint = lm.checkpoint
+        options = _options(request, checkpoint)
+        reader = Reader(checkpoint.tokenizer, checkpoint.bos_id)
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         judge, second = _judges(request, lm.runtime.device)
         data = replace(
@@ -226,7 +226,7 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
 
     def run(earlier: Evaluation | None, on_row: OnRow, on_progress: Callable[[str, int, int], None]) -> Evaluation:
         return evaluate(
-            bundle,
+            checkpoint,
             data,
             judge,
             options=options,
@@ -280,10 +280,12 @@ def _check_texts(request: EvaluationRequest) -> None:
         raise ValueError("--matched data needs the data: --held-out FILE")
 
 
-def _options(request: EvaluationRequest, bundle: Checkpoint) -> Options:
+def _options(request: EvaluationRequest, checkpoint: Checkpoint) -> Options:
     """What to measure of a model."""
     config = SamplerConfig(seed=request.seed, **{name: getattr(request, name) for name in _SAMPLING})
-    sampling = SamplingPlan(length=request.length or bundle.length, config=config, advice=bundle.facts.get("sampling"))
+    sampling = SamplingPlan(
+        length=request.length or checkpoint.length, config=config, advice=checkpoint.facts.get("sampling")
+    )
     return Options(
         sampling=sampling,
         steps=parse_steps(request.steps or DEFAULT_STEPS),
@@ -541,9 +543,9 @@ def _describe(request: EvaluationRequest, lm: LanguageModel) -> dict[str, Any]:
     }
 
 
-def _config(bundle: Checkpoint) -> dict[str, Any]:
+def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     """config.json, its inputs without the folders of somebody's machine."""
-    config = describe_model(bundle)
+    config = describe_model(checkpoint)
     about = config.get("data")
     if isinstance(about, Mapping) and isinstance(about.get("inputs"), list):
         config["data"] = {**about, "inputs": [Path(str(name)).name for name in about["inputs"]]}

@@ -1,6 +1,6 @@
 """The evaluator: tables over step budgets, with real data beside them.
 
-    evaluation = evaluate(bundle, Data(real=rows), judge, Options(steps=(1, 8), sampling=SamplingPlan(length=256)))
+    evaluation = evaluate(checkpoint, Data(real=rows), judge, Options(steps=(1, 8), sampling=SamplingPlan(length=256)))
     evaluation.row(8).metrics["token_perplexity"]
 
 It changes nothing: the model's weights and mode and every random state are afterwards what they were before.
@@ -199,7 +199,7 @@ OnRow = Callable[[Evaluation], None]
 
 
 def evaluate(
-    bundle: Checkpoint,
+    checkpoint: Checkpoint,
     data: Data,
     judge: Judge | None,
     *,
@@ -224,8 +224,8 @@ def evaluate(
     runtime = runtime or Runtime(RuntimeConfig(device="cpu"))
     processes = runtime.processes
     metrics = processes.on_rank0(lambda: _checked_metrics(options.metrics, data, judge))
-    with unchanged(bundle.model):
-        lm = LanguageModel(bundle, runtime=runtime)
+    with unchanged(checkpoint.model):
+        lm = LanguageModel(checkpoint, runtime=runtime)
         real = None if data.real is None else data.real[: options.num]
         source = FreshSamples(TaskSampler(lm, options.batch_size), options.sampling, real, archive, on_progress)
         if archive is not None and data.real is not None:
@@ -235,7 +235,7 @@ def evaluate(
             "sampler": options.sampling.to_json(),
             "data": {**data.facts, "n_real": 0 if real is None else len(real)},
             **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
-            "dtype": "bfloat16" if runtime.bfloat16 else bundle.model.precision,
+            "dtype": "bfloat16" if runtime.bfloat16 else checkpoint.model.precision,
             "device": runtime.device.type,
             "threads": torch.get_num_threads(),
             "processes": processes.count,

@@ -2,7 +2,7 @@
 
 A position of a lone text reads a few megabytes of weights, in a fraction of a millisecond; a hundred calls of torch
 between them take longer than that. Here the loop is one function. It computes in float32 as torch does and draws by
-float64 sums; products add over their inputs in order, four at a time, every text by itself: no company changes a bit.
+float64 sums; products add over their inputs in order, four at a time, every text by itself, so no other changes it.
 Its last digits are not torch's, so one text in some dozens is another one than without numba.
 
 What is compiled is kept on disk beside this file or, where that is not writable, in the user's cache.

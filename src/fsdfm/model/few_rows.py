@@ -39,7 +39,7 @@ class RowProduct:
         self.alike = self._are_alike(module)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Row for row what it would be in any company."""
+        """Row for row what it would be among any others."""
         size = SMALL if len(rows) <= _SEVERAL or not self.alike else LARGE
         if len(rows) == size:
             return self.multiply(rows)

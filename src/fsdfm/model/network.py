@@ -14,7 +14,9 @@ An own network is one file and one line of registration, in the program that sav
 
     ARCHITECTURES["mine"] = Architecture(MyConfig, MyNetwork)
 
-It then saves, loads, generates and is evaluated like any other; `examples/own_network.py` does all of it.
+It then saves, loads, generates and is evaluated like any other; `examples/own_network.py` does all of it. A recipe
+trains it: `model.architecture = "mine"` with its other keys in [model.network], or as model.parent; few-step objectives
+want a config that says `is_step_aware`.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Network(nn.Module):
 
     def step_aware(self, *, seed: int = 0) -> Network:
         """A child that knows its step size."""
-        raise ValueError(f"{type(self).__name__} cannot be made step-aware; start from a network that is (seed {seed})")
+        del seed  # nothing is drawn
+        raise ValueError(f"{type(self).__name__} cannot be made step-aware; start from a network that is")
 
     def with_transitions(self, left: Tensor, right: Tensor) -> Network:
         """A child with transitions between neighbours."""

@@ -46,25 +46,25 @@ def make_objective(config: SectionConfig, path: flow.MixturePath) -> Objective:
 
 def make_trainer(
     recipe: Recipe,
-    bundle: Checkpoint,
+    checkpoint: Checkpoint,
     rows: data.RowSource,
     *,
     runtime: Runtime,
     parent: Network | CausalModel | None = None,
 ) -> Trainer:
-    """The trainer of a recipe, at its start: the bundle's weights are both the model's and their average's.
+    """The trainer of a recipe, at its start: the checkpoint's weights are both the model's and their average's.
 
     parent   the frozen network that an objective may ask as its teacher
     """
-    model = bundle.model
+    model = checkpoint.model
     ema = EMA(model, recipe.optim.ema)
-    objective = make_objective(recipe.objective, bundle.path)
+    objective = make_objective(recipe.objective, checkpoint.path)
     if getattr(objective, "frozen_trunk", False):
         freeze_trunk(model)
     for network in (model, ema.module):
         runtime.place(network)
     if isinstance(objective, RewardObjective):
-        objective = objective.reading(bundle.tokenizer)
+        objective = objective.reading(checkpoint.tokenizer)
     teacher: TrainableDenoiser | CausalModel | None = None
     if objective.teacher is not None and objective.teacher.network == "student":
         teacher = WithoutDropout(model)
@@ -84,7 +84,7 @@ def make_trainer(
             rows,
             recipe.train.batch_size,
             recipe.train.accumulate,
-            bos_id=bundle.bos_id,
+            bos_id=checkpoint.bos_id,
             processes=runtime.processes,
         ),
         optimiser=Optimiser(model, recipe.optim, steps=recipe.train.steps),
@@ -101,24 +101,24 @@ def freeze_trunk(model: Network) -> None:
         parameter.requires_grad_(name.startswith(("joint.", "head.", "embedding.")))
 
 
-def make_rows(recipe: Recipe, bundle: Checkpoint, out: Path) -> data.RowSource:
+def make_rows(recipe: Recipe, checkpoint: Checkpoint, out: Path) -> data.RowSource:
     """The training rows of a recipe: blocks of its corpus, pairs that a parent made, or some of both."""
     section = recipe.data
     rows: data.RowSource
     if section.pairs is None:
-        rows = _text(recipe, bundle, out)
+        rows = _text(recipe, checkpoint, out)
     else:
-        rows = _pairs(recipe, bundle, section.pairs)
+        rows = _pairs(recipe, checkpoint, section.pairs)
         if section.text_share:
-            rows = data.PairsAndText(rows, _text(recipe, bundle, out), section.text_share)
+            rows = data.PairsAndText(rows, _text(recipe, checkpoint, out), section.text_share)
     if not section.step_pairs:
         return rows
     folders = zip(section.step_pairs_from, section.step_pairs, strict=True)
-    return data.StepPairs(rows, tuple((h, _pairs(recipe, bundle, folder)) for h, folder in folders))
+    return data.StepPairs(rows, tuple((h, _pairs(recipe, checkpoint, folder)) for h, folder in folders))
 
 
-def _text(recipe: Recipe, bundle: Checkpoint, out: Path) -> data.Blocks:
-    return make_blocks(recipe, prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer))
+def _text(recipe: Recipe, checkpoint: Checkpoint, out: Path) -> data.Blocks:
+    return make_blocks(recipe, prepare_corpus(recipe.data, corpus_folder(recipe, out), checkpoint.tokenizer))
 
 
 def make_blocks(recipe: Recipe, corpus: data.Corpus) -> data.Blocks:
@@ -135,10 +135,10 @@ def make_blocks(recipe: Recipe, corpus: data.Corpus) -> data.Blocks:
     )
 
 
-def _pairs(recipe: Recipe, bundle: Checkpoint, folder: str) -> data.Pairs:
+def _pairs(recipe: Recipe, checkpoint: Checkpoint, folder: str) -> data.Pairs:
     pairs = data.Pairs(folder, recipe.train.seed)
     found = (pairs.header.length, pairs.header.vocab_size)
-    wanted = (recipe.data.length, bundle.path.source.vocab_size)
+    wanted = (recipe.data.length, checkpoint.path.source.vocab_size)
     if found != wanted:
         raise ValueError(
             f"the pairs in {folder} have rows of {found[0]} of {found[1]} tokens, the recipe and its parent have "

@@ -79,13 +79,13 @@ class _Journal:
             if self.tracker is not None:
                 self.tracker.log(report.training_step, report.scalars())
 
-    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]], steps: int) -> None:
-        """What the averaged weights write in so many calls."""
+    def show_texts(self, trainer: Trainer, write_texts: Callable[[Trainer], list[Timeline]]) -> None:
+        """What the averaged weights write."""
         with trainer.runtime.autocast():
             timelines = write_texts(trainer)
         trainer.runtime.settle(trainer.ema.module)
         if self.speaks:
-            texts = ["".join(timeline.pieces) for timeline in timelines]
+            texts, steps = ["".join(timeline.pieces) for timeline in timelines], timelines[0].steps
             if self.tracker is not None:
                 self.tracker.show(trainer.training_step, timelines)
             self.samples.write({"training_step": trainer.training_step, "steps": steps, "texts": texts})
@@ -117,14 +117,14 @@ def fit(
     others: Sequence[Every] = (),
 ) -> Result:
     """Train with everything written down; `write_texts` shows what the averaged weights write."""
-    out, steps = Path(recipe.out), recipe.sample.steps
+    out = Path(recipe.out)
     with ProgressBar(console, recipe.train.steps, trainer.training_step) as bar, stop_on_signal() as stop:
         journal = _Journal(recipe, bar, trainer)
         if trainer.training_step:
             bar.say(f"resuming {out} at training step {trainer.training_step} of {recipe.train.steps}")
         hooks = [*others, Every(1, bar.step)]
         if recipe.sample.every and write_texts is not None:
-            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts, steps)))
+            hooks.append(Every(recipe.sample.every, lambda trainer: journal.show_texts(trainer, write_texts)))
         if held_out is not None:
             hooks.append(Every(recipe.held_out.every, lambda trainer: journal.measure(trainer, held_out)))
         trainer.hooks = Hooks(save=save, report=journal.report, others=hooks)

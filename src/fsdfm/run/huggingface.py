@@ -40,7 +40,7 @@ def import_folder(
 ) -> Checkpoint:
     """Make a checkpoint folder of a Hugging Face folder: Llama, SmolLM2, Qwen2, Qwen3, GPT-2, LLaDA or Dream.
 
-    Tensors are read, checked and written one at a time, so the bundle that is returned has the model's shapes alone.
+    Tensors are read, checked and written one at a time, so what is returned has the model's shapes alone.
 
     source   of an autoregressive model: uniform (unless said), mask or mixture; LLaDA and Dream have a mask already
     shift    keep the next-token shift of an autoregressive model
@@ -50,13 +50,15 @@ def import_folder(
     check_new(Path(out))
     changes = _changes(folder, source, shift=shift)
     with open_folder(folder, **changes) as weights:
-        bundle = _described(weights, source or "uniform", length)
+        checkpoint = _described(weights, source or "uniform", length)
         with (console or Console(stderr=True)).status(f"reading {folder}"):
             name = snapshot_name(Path(folder)) or Path(folder).name
             about = {"file": name, "group": weights.about["model_type"], "sha256": weights.sha256()}
-            bundle = replace(bundle, facts={**bundle.facts, "imported": about})
-            save_model(out, bundle, dtype=torch.bfloat16 if half else torch.float32, tensors=weights.all_tensors(seed))
-    return bundle
+            checkpoint = replace(checkpoint, facts={**checkpoint.facts, "imported": about})
+            save_model(
+                out, checkpoint, dtype=torch.bfloat16 if half else torch.float32, tensors=weights.all_tensors(seed)
+            )
+    return checkpoint
 
 
 def _changes(folder: str | Path, source: SourceName | None, *, shift: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fsdfm import data, flow
 from fsdfm.checkpoint import Checkpoint, causal_over, load_model
 from fsdfm.files import file_sha256
 from fsdfm.generate import SamplerConfig
-from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbed, Reflow, couple
+from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, PairMaker, Perturbed, Reflow, collect_pairs
 from fsdfm.learn.registry import find_named
 from fsdfm.model.weights import weights_sha256
 from fsdfm.runtime import Runtime, RuntimeConfig
@@ -41,10 +41,10 @@ class PairsConfig:
     top_k: int | None = None
     grid: str = "uniform"
 
-    def sampler(self, bundle: Checkpoint) -> SamplerConfig:
+    def sampler(self, checkpoint: Checkpoint) -> SamplerConfig:
         """The options of sampling, and where they say nothing what the parent advises."""
         names = ("steps", "seed", "jump", "temperature", "final_temperature", "top_p", "top_k", "grid")
-        return SamplerConfig(**{name: getattr(self, name) for name in names}).advised(bundle.facts.get("sampling"))
+        return SamplerConfig(**{name: getattr(self, name) for name in names}).advised(checkpoint.facts.get("sampling"))
 
 
 def make_pairs(
@@ -60,23 +60,23 @@ def make_pairs(
     Train on them with `model.parent` the same parent and `data.pairs` the folder.
     """
     config = config or PairsConfig()
-    bundle = load_model(parent)
-    sampler = config.sampler(bundle)
-    maker = _pair_maker(bundle, config, sampler)
+    checkpoint = load_model(parent)
+    sampler = config.sampler(checkpoint)
+    maker = _pair_maker(checkpoint, config, sampler)
     about = {
         "steps": sampler.num_steps(),
         "jump": sampler.jump or "exact",
         "draws": config.draws,
         "temperature": 1.0 if sampler.temperature is None else sampler.temperature,
         "seed": sampler.seed,
-        "parent": weights_sha256(bundle.model),
+        "parent": weights_sha256(checkpoint.model),
     }
     others = {name: getattr(sampler, name) for name in ("final_temperature", "top_p", "top_k")}
     others["grid"] = None if config.grid == "uniform" else config.grid
     about |= {name: value for name, value in others.items() if value is not None}
-    header = data.PairHeader(length=maker.length, vocab_size=bundle.path.source.vocab_size, about=about)
+    header = data.PairHeader(length=maker.length, vocab_size=checkpoint.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
-        machine.place(bundle.model.eval())
+        machine.place(checkpoint.model.eval())
         return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
@@ -99,10 +99,10 @@ def make_timed_pairs(
             f"draws is {config.draws!r} and grid {config.grid!r} with --corpus; pairs that remember their time have "
             "free draws on a uniform grid: leave both out"
         )
-    bundle = load_model(parent)
-    sampler, first = config.sampler(bundle), bundle.bos_id
-    length = config.length or bundle.length
-    blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
+    checkpoint = load_model(parent)
+    sampler, first = config.sampler(checkpoint), checkpoint.bos_id
+    length = config.length or checkpoint.length
+    blocks = data.Blocks(data.Corpus.open(corpus, checkpoint.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
         rows = blocks.rows(samples).x_1
@@ -111,12 +111,12 @@ def make_timed_pairs(
     about = {
         **{"timed": True, "steps": sampler.num_steps(), "jump": sampler.jump or "exact", "seed": sampler.seed},
         **{"temperature": 1.0 if sampler.temperature is None else sampler.temperature, "corpus": Path(corpus).name},
-        "parent": weights_sha256(bundle.model),
+        "parent": weights_sha256(checkpoint.model),
     }
-    header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
+    header = data.PairHeader(length=length, vocab_size=checkpoint.path.source.vocab_size, about=about)
     maker = Perturbed(
-        bundle.model,
-        bundle.path,
+        checkpoint.model,
+        checkpoint.path,
         text,
         partial(data.pair_times, sampler.seed),
         sampler.num_steps(),
@@ -126,7 +126,7 @@ def make_timed_pairs(
         filter=sampler.filter(),
     )
     with Runtime(runtime or RuntimeConfig()) as machine:
-        machine.place(bundle.model.eval())
+        machine.place(checkpoint.model.eval())
         return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
@@ -149,24 +149,24 @@ def make_inverse_pairs(
     config   num, length, seed and batch_size count here
     """
     config = config or PairsConfig()
-    bundle = load_model(parent)
-    first = bundle.bos_id
+    checkpoint = load_model(parent)
+    first = checkpoint.bos_id
     if first is None:
         raise ValueError(
             f"{parent} has no first token that is given; inverse-autoregressive noise needs something to precede a text"
         )
-    length = config.length or bundle.length
-    causal = causal_over(autoregressive, bundle.tokenizer.pieces, autoregressive_tokenizer).eval()
-    blocks = data.Blocks(data.Corpus.open(corpus, bundle.tokenizer), length, config.seed, document_starts=1.0)
+    length = config.length or checkpoint.length
+    causal = causal_over(autoregressive, checkpoint.tokenizer.pieces, autoregressive_tokenizer).eval()
+    blocks = data.Blocks(data.Corpus.open(corpus, checkpoint.tokenizer), length, config.seed, document_starts=1.0)
 
     def text(samples: Sequence[int]) -> Tensor:
         return data.begin_with(first, blocks.rows(samples).x_1)
 
     about = {"autoregressive": file_sha256(Path(autoregressive)), "corpus": Path(corpus).name, "seed": config.seed}
-    header = data.PairHeader(length=length, vocab_size=bundle.path.source.vocab_size, about=about)
+    header = data.PairHeader(length=length, vocab_size=checkpoint.path.source.vocab_size, about=about)
     with Runtime(runtime or RuntimeConfig()) as machine:
         machine.place(causal)
-        maker = InverseAutoregressive(text, causal, flow.alike(bundle.model.head.weight), config.seed)
+        maker = InverseAutoregressive(text, causal, flow.alike(checkpoint.model.head.weight), config.seed)
         return _fill(maker, out, header, config=config, machine=machine, console=console)
 
 
@@ -184,24 +184,24 @@ def _fill(
     with data.PairWriter(out, header) as writer, moving_bar(console or Console(stderr=True), logged=True) as progress:
         task = progress.add_task("reflow", total=num, completed=writer.count)
         with machine.autocast():
-            for count in couple(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
+            for count in collect_pairs(maker, writer, num_pairs=num, batch_size=batch_size, device=machine.device):
                 progress.update(task, completed=count)
         return writer.count
 
 
-def _pair_maker(bundle: Checkpoint, config: PairsConfig, sampler: SamplerConfig) -> Reflow:
+def _pair_maker(checkpoint: Checkpoint, config: PairsConfig, sampler: SamplerConfig) -> Reflow:
     draws = find_named(DRAWS, config.draws, "draws")
     if draws is not None and sampler.jump not in (None, "exact", "spaced"):
         raise ValueError(f"jump is {sampler.jump!r} with draws quantile; allowed are exact and spaced")
     return Reflow(
-        bundle.model,
-        bundle.path,
-        config.length or bundle.length,
-        flow.Grid(sampler.make_grid(torch.zeros(1, dtype=torch.float64), bundle.path.schedule).times[0]),
+        checkpoint.model,
+        checkpoint.path,
+        config.length or checkpoint.length,
+        flow.Grid(sampler.make_grid(torch.zeros(1, dtype=torch.float64), checkpoint.path.schedule).times[0]),
         rule=sampler.rule(),
         seed=sampler.seed,
-        first_token=bundle.bos_id,
+        first_token=checkpoint.bos_id,
         filter=sampler.filter(),
         draws=draws,
-        order=None if draws is None else flow.alike(bundle.model.head.weight),
+        order=None if draws is None else flow.alike(checkpoint.model.head.weight),
     )

@@ -51,12 +51,12 @@ def import_peer(
     dtype = torch.float16 if half else torch.float32
     chosen = cast(EmaOrRaw | None, weights)
     with open_layout(source, system=system, weights=chosen) as found:
-        bundle = _checkpoint(found, data.make_tokenizer(tokenizer))
+        checkpoint = _checkpoint(found, data.make_tokenizer(tokenizer))
         with console.status(f"reading {found.path}, {found.path.stat().st_size / 1e9:.1f} GB"):
             about = {"file": found.path.name, "group": found.system, "sha256": file_sha256(found.path)}
-            bundle = replace(bundle, facts={**bundle.facts, "imported": about})
-            save_model(out, bundle, dtype=dtype, tensors=_Trimmed(found, bundle.model.config.vocab_size))
-    return bundle
+            checkpoint = replace(checkpoint, facts={**checkpoint.facts, "imported": about})
+            save_model(out, checkpoint, dtype=dtype, tensors=_Trimmed(found, checkpoint.model.config.vocab_size))
+    return checkpoint
 
 
 class _Trimmed(Mapping[str, Tensor]):

@@ -45,7 +45,7 @@ def import_released(
 ) -> Checkpoint:
     """Make a checkpoint folder of one of the paper's released .pth files; nothing in the file is run.
 
-    Tensors are read, checked and written one at a time, so the bundle that is returned has the model's shapes alone.
+    Tensors are read, checked and written one at a time, so what is returned has the model's shapes alone.
 
     preset, config   the settings: a size of the paper's, or a JSON file; neither: what the tensors tell
     weights          `ema`, `raw` or `teacher`; None: the averaged ones, and those as trained if there are none
@@ -58,16 +58,16 @@ def import_released(
     console = console or Console(stderr=True)
     dtype = torch.float16 if half else torch.float32
     with open_released(file, settings, weights, dtype=dtype) as released:
-        bundle = _released_bundle(released, data.make_tokenizer(tokenizer), console)
+        checkpoint = _released_checkpoint(released, data.make_tokenizer(tokenizer), console)
         size = released.path.stat().st_size / 1e9
         with console.status(Text(printable(f"reading {released.path}, {size:.1f} GB"))):
             about = {"file": released.path.name, "group": released.group, "sha256": file_sha256(released.path)}
-            bundle = replace(bundle, facts={**bundle.facts, "imported": about})
-            save_model(out, bundle, dtype=dtype, tensors=released)
-    return bundle
+            checkpoint = replace(checkpoint, facts={**checkpoint.facts, "imported": about})
+            save_model(out, checkpoint, dtype=dtype, tensors=released)
+    return checkpoint
 
 
-def _released_bundle(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Checkpoint:
+def _released_checkpoint(released: ReleasedWeights, tokenizer: data.Tokenizer, console: Console) -> Checkpoint:
     """Everything but the weights; with one more token than the tokenizer has, the source is the mask."""
     network, settings, num_tokens = released.config, released.settings, tokenizer.vocab_size
     masked = settings.source == "mask" or (settings.source is None and network.vocab_size == num_tokens + 1)

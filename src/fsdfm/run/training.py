@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from fsdfm.config import Recipe, load_recipe
 from fsdfm.files import lock
 from fsdfm.generate import pieces_of
 from fsdfm.learn.trainer import Every, Hook, Trainer, TrainingState
-from fsdfm.model import DiT, Transformer
+from fsdfm.model import Network, Transformer
 from fsdfm.noise import Noise
 from fsdfm.run.build import make_rows, make_trainer
 from fsdfm.run.causal import train_causal
@@ -34,7 +34,7 @@ __all__ = ["train"]
 def train(name: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
     """Train what a recipe says, or resume it; SIGTERM and SIGINT save and end it early."""
     recipe = load_recipe(name, overrides)
-    return _ARCHITECTURES[recipe.model.architecture](recipe, console)
+    return (train_causal if recipe.model.architecture == "causal" else _train_denoiser)(recipe, console)
 
 
 def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
@@ -46,22 +46,22 @@ def _train_denoiser(recipe: Recipe, console: Console | None) -> Result:
         speaks = (console or Console(stderr=True)) if processes.is_rank0 else Console(quiet=True)
         place = processes.on_rank0(lambda: _claim(out, recipe, held, console=speaks))
         with processes.in_turn():
-            bundle = start(recipe, out) if place is None else load_model(place)
-            rows = make_rows(recipe, bundle, out)
+            checkpoint = start(recipe, out) if place is None else load_model(place)
+            rows = make_rows(recipe, checkpoint, out)
             held_out = make_validation(
-                recipe, bundle.path, tokenizer=bundle.tokenizer, bos_id=bundle.bos_id, processes=processes
+                recipe, checkpoint.path, tokenizer=checkpoint.tokenizer, bos_id=checkpoint.bos_id, processes=processes
             )
-            parent = frozen_parent(recipe, bundle.path) or autoregressive_teacher(recipe, bundle)
+            parent = frozen_parent(recipe, checkpoint.path) or autoregressive_teacher(recipe, checkpoint)
         processes.on_rank0(lambda: describe(out, recipe))
-        trainer = make_trainer(recipe, bundle, rows, runtime=runtime, parent=parent)
+        trainer = make_trainer(recipe, checkpoint, rows, runtime=runtime, parent=parent)
         if place is not None:
             trainer.load(TrainingState(*load_training(place, trainer.blank())))
         with processes.watch(f"what {out} has saved is whole"):
             return fit(
                 trainer,
                 recipe,
-                save=_saver(recipe, bundle),
-                write_texts=lambda trainer: sample_texts(trainer.ema.module, bundle, recipe),
+                save=_saver(recipe, checkpoint),
+                write_texts=lambda trainer: sample_texts(trainer.ema.module, checkpoint, recipe),
                 held_out=held_out,
                 others=_opening(trainer, recipe.model.open_steps),
                 console=speaks,
@@ -83,9 +83,6 @@ def open_attention(trainer: Trainer, steps: int) -> None:
         network.see_future(min(1.0, trainer.training_step / steps))
 
 
-_ARCHITECTURES: dict[str, Callable[[Recipe, Console | None], Result]] = {"dit": _train_denoiser, "causal": train_causal}
-
-
 def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> Path | None:
     """Lock a run's folder; the checkpoint to resume from, if there is one and the recipe is still its own."""
     held.enter_context(lock(out))
@@ -97,14 +94,14 @@ def _claim(out: Path, recipe: Recipe, held: ExitStack, *, console: Console) -> P
     return place
 
 
-def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
+def _saver(recipe: Recipe, checkpoint: Checkpoint) -> Hook:
     """Writes a checkpoint: the averaged weights for everybody, the training state for the run."""
 
     def save(trainer: Trainer) -> None:
         state = trainer.state()
-        facts = {**bundle.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
-        assert isinstance(trainer.ema.module, DiT | Transformer)
-        average = replace(bundle, model=trainer.ema.module, facts=facts)
+        facts = {**checkpoint.facts, "training_step": trainer.training_step, "tokens_seen": trainer.tokens}
+        assert isinstance(trainer.ema.module, Network)
+        average = replace(checkpoint, model=trainer.ema.module, facts=facts)
         save_checkpoint(
             Path(recipe.out) / CHECKPOINTS,
             average,
@@ -117,30 +114,30 @@ def _saver(recipe: Recipe, bundle: Checkpoint) -> Hook:
     return save
 
 
-def sample_texts(model: Any, bundle: Checkpoint, recipe: Recipe) -> list[Timeline]:
+def sample_texts(model: Any, checkpoint: Checkpoint, recipe: Recipe) -> list[Timeline]:
     """Some texts of a model; the same noise at every training step, so that only the model changes."""
     config = recipe.sample
     noise = Noise(recipe.train.seed, range(config.num))
-    x = bundle.path.source.sample(noise, config.length or recipe.data.length)
+    x = checkpoint.path.source.sample(noise, config.length or recipe.data.length)
     frozen = torch.zeros_like(x, dtype=torch.bool)
-    if bundle.bos_id is not None:
-        frozen[:, 0], x[:, 0] = True, bundle.bos_id
+    if checkpoint.bos_id is not None:
+        frozen[:, 0], x[:, 0] = True, checkpoint.bos_id
     device = next(model.parameters()).device
-    sampler = config.sampler().advised(bundle.facts.get("sampling"))
+    sampler = config.sampler().advised(checkpoint.facts.get("sampling"))
     last_changed = torch.zeros_like(x)
     for step in flow.trajectory(
         model,
-        bundle.path,
+        checkpoint.path,
         x.to(device),
-        grid=sampler.make_grid(torch.zeros(config.num, dtype=torch.float64), bundle.path.schedule),
+        grid=sampler.make_grid(torch.zeros(config.num, dtype=torch.float64), checkpoint.path.schedule),
         rule=sampler.rule(),
         filter=sampler.filter(),
         noise=noise,
-        frozen=frozen.to(device) if bundle.bos_id is not None else None,
+        frozen=frozen.to(device) if checkpoint.bos_id is not None else None,
     ):
         x = step.x_next.cpu()
         last_changed[step.jumps.cpu()] = step.index + 1
     return [
-        Timeline(pieces_of(bundle.tokenizer, tokens), changed, config.steps, given=given)
+        Timeline(pieces_of(checkpoint.tokenizer, tokens), changed, sampler.num_steps(), given=given)
         for tokens, changed, given in zip(x.tolist(), last_changed.tolist(), frozen.tolist(), strict=True)
     ]

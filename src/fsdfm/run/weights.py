@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from fsdfm.model import (
     DiT,
     ModelConfig,
     Network,
+    NetworkConfig,
     Transformer,
     build_network,
+    find_architecture,
 )
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
@@ -48,11 +50,14 @@ _SIZES = ("width", "num_blocks", "num_heads", "num_kv_heads", "mlp_width", "cond
 def check(recipe: Recipe) -> None:
     """Raise for what can be told without text and weights, before hours are spent on making tokens."""
     section = recipe.model
-    if section.architecture != "dit" or isinstance(recipe.objective, NextTokenConfig):
+    if isinstance(recipe.objective, NextTokenConfig):
         raise ValueError(
             f'model.architecture is "{section.architecture}" and objective.kind "{recipe.objective.kind}"; '
             '"causal" and "next-token" belong together, and this needs a denoiser'
         )
+    if section.architecture != "dit":
+        _check_own(recipe)
+        return
     chosen = [name for name in ("preset", "parent", "llama2c") if getattr(section, name) is not None]
     if len(chosen) != 1:
         found = " and ".join(f"model.{name}" for name in chosen) or "none of them"
@@ -77,6 +82,35 @@ def check(recipe: Recipe) -> None:
         )
     if section.transition_rank or section.causal_blocks:
         _check_joint(objective)
+
+
+def _check_own(recipe: Recipe) -> None:
+    """Raise for what fresh weights of a registered network have no use for, and for keys that it does not know."""
+    section = recipe.model
+    for f in fields(section):
+        if f.name not in ("architecture", "network") and getattr(section, f.name) != f.default:
+            raise ValueError(
+                f'model.{f.name} is not used by model.architecture = "{section.architecture}"; remove it, or write '
+                "what the network knows into [model.network]"
+            )
+    if recipe.data.pairs is not None or recipe.data.step_pairs:
+        raise ValueError("data.pairs are made by a parent; name it as model.parent in place of model.architecture")
+    config = _own_config(section, vocab_size=2)
+    if is_step_aware(recipe) and not getattr(config, "is_step_aware", False):
+        raise ValueError(
+            f'objective.kind "{recipe.objective.kind}" trains several step sizes, and model.architecture = '
+            f'"{section.architecture}" is told none; take an objective of one, or give its config `is_step_aware`'
+        )
+
+
+def _own_config(section: ModelSection, vocab_size: int) -> NetworkConfig:
+    """The config of a registered network, of the keys in [model.network]."""
+    try:
+        return find_architecture(section.architecture).read({**(section.network or {}), "vocab_size": vocab_size})
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f'model.network is not what model.architecture = "{section.architecture}" takes: {error}'
+        ) from (error)
 
 
 def _check_llama2c(section: ModelSection) -> None:
@@ -118,18 +152,18 @@ def frozen_parent(recipe: Recipe, path: flow.MixturePath) -> Network | None:
     return model.requires_grad_(False)
 
 
-def autoregressive_teacher(recipe: Recipe, bundle: Checkpoint) -> CausalModel | None:
+def autoregressive_teacher(recipe: Recipe, checkpoint: Checkpoint) -> CausalModel | None:
     """The autoregressive model over the tokens of a checkpoint, frozen, where the objective asks one."""
-    asked = make_objective(recipe.objective, bundle.path).teacher
+    asked = make_objective(recipe.objective, checkpoint.path).teacher
     if not isinstance(asked, AutoregressiveTeacher):
         return None
     require_files(asked.checkpoint, asked.tokenizer)
-    if bundle.bos_id is None:
+    if checkpoint.bos_id is None:
         raise ValueError(
             "objective.teacher is autoregressive, which needs a token before the first; this model's texts begin with "
             'none: set objective.teacher to "none"'
         )
-    model = causal_over(asked.checkpoint, bundle.tokenizer.pieces, asked.tokenizer)
+    model = causal_over(asked.checkpoint, checkpoint.tokenizer.pieces, asked.tokenizer)
     if model.config.max_length < recipe.data.length - 1:
         raise ValueError(
             f"data.length is {recipe.data.length}, but the teacher {asked.checkpoint} knows at most "
@@ -156,77 +190,83 @@ def _check_joint(objective: Objective) -> None:
 
 def start(recipe: Recipe, out: Path) -> Checkpoint:
     """The model of a new run."""
-    if recipe.model.preset is not None:
-        bundle = _fresh(recipe, corpus_folder(recipe, out))
+    if recipe.model.preset is not None or recipe.model.architecture != "dit":
+        checkpoint = _fresh(recipe, corpus_folder(recipe, out))
     else:
-        bundle = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
-    if recipe.model.open_steps and not isinstance(bundle.model, Transformer):
+        checkpoint = _child(recipe) if recipe.model.parent is not None else _converted(recipe)
+    if recipe.model.open_steps and not isinstance(checkpoint.model, Transformer):
         raise ValueError("model.open_steps is for models imported from Hugging Face folders; this one sees everything")
     if recipe.model.transition_rank is not None:
-        bundle = _with_transitions(recipe, bundle, out)
+        checkpoint = _with_transitions(recipe, checkpoint, out)
     if recipe.model.transition_gates is not None:
-        bundle = _with_gates(recipe.model.transition_gates, bundle)
+        checkpoint = _with_gates(recipe.model.transition_gates, checkpoint)
     if recipe.model.causal_blocks is not None:
-        bundle = _with_causal_head(recipe.model, bundle)
-    if bundle.model.config.posterior is not None:
-        _check_joint(make_objective(recipe.objective, bundle.path))  # a parent may bring its own
-    return bundle
+        checkpoint = _with_causal_head(recipe.model, checkpoint)
+    if getattr(checkpoint.model.config, "posterior", None) is not None:
+        _check_joint(make_objective(recipe.objective, checkpoint.path))  # a parent may bring its own
+    return checkpoint
 
 
-def _with_causal_head(section: ModelSection, bundle: Checkpoint) -> Checkpoint:
+def _with_causal_head(section: ModelSection, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with a causal head, whose blocks may start as an autoregressive model's."""
-    blocks, found = section.causal_blocks, bundle.model.config.posterior
+    blocks = section.causal_blocks
     assert blocks is not None
-    if isinstance(found, CausalHeadConfig) and found.num_blocks == blocks:
-        return bundle
-    if not isinstance(bundle.model, DiT):
+    if not isinstance(checkpoint.model, DiT):
         raise ValueError("model.causal_blocks is for a DiT; leave it out")
+    found = checkpoint.model.config.posterior
+    if isinstance(found, CausalHeadConfig) and found.num_blocks == blocks:
+        return checkpoint
     causal = None
     if section.causal_start is not None:
         require_files(section.causal_start, section.llama2c_tokenizer)
-        causal = causal_over(section.causal_start, bundle.tokenizer.pieces, section.llama2c_tokenizer)
+        causal = causal_over(section.causal_start, checkpoint.tokenizer.pieces, section.llama2c_tokenizer)
     if isinstance(found, CausalHeadConfig):
         larger = replace(found, num_blocks=blocks)
-        return replace(bundle, model=bundle.model.with_larger_posterior(larger, causal=causal))
-    model = bundle.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
+        return replace(checkpoint, model=checkpoint.model.with_larger_posterior(larger, causal=causal))
+    model = checkpoint.model.with_posterior(CausalHeadConfig(num_blocks=blocks))
     if causal is not None:
         assert isinstance(model.joint, CausalHead)
         model.joint.start_from(causal)
-    return replace(bundle, model=model)
+    return replace(checkpoint, model=model)
 
 
-def _with_transitions(recipe: Recipe, bundle: Checkpoint, out: Path) -> Checkpoint:
+def _with_transitions(recipe: Recipe, checkpoint: Checkpoint, out: Path) -> Checkpoint:
     """The checkpoint with transitions between neighbours, which begin with what the corpus counts."""
-    rank, found = recipe.model.transition_rank, bundle.model.config.transition_rank
+    rank, found = recipe.model.transition_rank, getattr(checkpoint.model.config, "transition_rank", 0)
     assert rank is not None
     if found not in (0, rank):
         raise ValueError(
             f"model.transition_rank is {rank}, but the parent has transitions of rank {found}; leave it out"
         )
     if found == rank:
-        return bundle
-    corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), bundle.tokenizer)
-    counts = corpus.count_followers(bundle.path.source.vocab_size)
-    return replace(bundle, model=bundle.model.with_transitions(*flow.pmi_transitions(counts, rank)))
+        return checkpoint
+    corpus = prepare_corpus(recipe.data, corpus_folder(recipe, out), checkpoint.tokenizer)
+    counts = corpus.count_followers(checkpoint.path.source.vocab_size)
+    return replace(checkpoint, model=checkpoint.model.with_transitions(*flow.pmi_transitions(counts, rank)))
 
 
-def _with_gates(width: int, bundle: Checkpoint) -> Checkpoint:
+def _with_gates(width: int, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with dynamic transitions."""
-    model = bundle.model
+    model = checkpoint.model
     if not isinstance(model, DiT) or not isinstance(model.config.posterior, CRFConfig):
         raise ValueError(
             "model.transition_gates is for a DiT with transitions; set model.transition_rank, to 64 perhaps"
         )
     if model.config.posterior.gate_width == width:
-        return bundle
-    return replace(bundle, model=model.with_gates(width))
+        return checkpoint
+    return replace(checkpoint, model=model.with_gates(width))
 
 
 def _fresh(recipe: Recipe, folder: Path) -> Checkpoint:
     corpus = prepare_corpus(recipe.data, folder)
     path = make_path(recipe.flow, corpus.header.vocab_size)
-    model = DiT(model_config(recipe, path.source.vocab_size), seed=recipe.train.seed)
-    return _bundle(recipe, model, path, tokenizer=corpus.tokenizer)
+    model: Network
+    if recipe.model.architecture == "dit":
+        model = DiT(model_config(recipe, path.source.vocab_size), seed=recipe.train.seed)
+    else:
+        own = build_network(_own_config(recipe.model, path.source.vocab_size), seed=recipe.train.seed)
+        model = _adapted(own, recipe)
+    return _as_checkpoint(recipe, model, path, tokenizer=corpus.tokenizer)
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> ModelConfig:
@@ -264,7 +304,7 @@ def _child(recipe: Recipe) -> Checkpoint:
     if recipe.model.reset_head:
         for value in model.head.parameters():
             torch.nn.init.zeros_(value)
-    return _bundle(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id, budgets=parent.budgets)
+    return _as_checkpoint(recipe, model, path, tokenizer=parent.tokenizer, bos_id=parent.bos_id, budgets=parent.budgets)
 
 
 def _converted(recipe: Recipe) -> Checkpoint:
@@ -273,7 +313,7 @@ def _converted(recipe: Recipe) -> Checkpoint:
     if path.source.vocab_size != start.model.config.vocab_size:
         raise ValueError(f"flow.source is {recipe.flow.source!r}; a converted model has no mask token: use uniform")
     model = _adapted(start.model, recipe)
-    return _bundle(recipe, model, path, tokenizer=start.tokenizer, bos_id=start.bos_id)
+    return _as_checkpoint(recipe, model, path, tokenizer=start.tokenizer, bos_id=start.bos_id)
 
 
 def _from_llama2c(section: ModelSection, config: DataConfig, seed: int) -> Checkpoint:
@@ -318,16 +358,20 @@ def _adapted(model: Network, recipe: Recipe) -> Network:
     changes = _network_of(recipe)
     if recipe.model.dropout is not None:
         changes["dropout"] = recipe.model.dropout
+    for name in changes:
+        if not hasattr(model.config, name):
+            asks = "model.dropout is set" if name == "dropout" else f'objective.kind is "{recipe.objective.kind}"'
+            raise ValueError(f"{asks}, but the config of {type(model).__name__} has no {name}; leave it out")
     if any(getattr(model.config, name) != value for name, value in changes.items()):
         other = build_network(replace(model.config, **changes))
         other.load_state_dict(model.state_dict())
         model = other
-    if is_step_aware(recipe) and not model.config.is_step_aware:
+    if is_step_aware(recipe) and not getattr(model.config, "is_step_aware", False):
         model = model.step_aware(seed=recipe.train.seed)
     return model
 
 
-def _bundle(
+def _as_checkpoint(
     recipe: Recipe,
     model: Network,
     path: flow.MixturePath,
@@ -370,9 +414,9 @@ def _public_name(name: str) -> str:
 
 def import_llama2c(section: ModelSection, config: DataConfig, out: str | Path, *, half: bool = False) -> Checkpoint:
     """Make a checkpoint folder of a llama2.c checkpoint, to be used or named as `model.parent`."""
-    bundle = _from_llama2c(section, config, seed=0)
-    save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
-    return bundle
+    checkpoint = _from_llama2c(section, config, seed=0)
+    save_model(out, checkpoint, dtype=torch.float16 if half else torch.float32)
+    return checkpoint
 
 
 def export(
@@ -392,16 +436,16 @@ def export(
     if sampling is not None:
         check_advice(sampling)
     held_out = None if curve_text is None else _first_documents(curve_text)
-    bundle = load_model(checkpoint)
+    found = load_model(checkpoint)
     if held_out is not None:
-        curve = fit_curve(LanguageModel(bundle), held_out)
-        advised = bundle.facts.get("sampling", {}) if sampling is None else sampling
+        curve = fit_curve(LanguageModel(found), held_out)
+        advised = found.facts.get("sampling", {}) if sampling is None else sampling
         sampling = {**advised, "curve": [round(nats, 4) for nats in curve.nats]}
     if sampling is not None:
-        others = {name: value for name, value in bundle.facts.items() if name != "sampling"}
-        bundle = replace(bundle, facts={**others, **({"sampling": dict(sampling)} if sampling else {})})
-    save_model(out, bundle, dtype=torch.float16 if half else torch.float32)
-    return bundle
+        others = {name: value for name, value in found.facts.items() if name != "sampling"}
+        found = replace(found, facts={**others, **({"sampling": dict(sampling)} if sampling else {})})
+    save_model(out, found, dtype=torch.float16 if half else torch.float32)
+    return found
 
 
 def _first_documents(name: str) -> list[str]:

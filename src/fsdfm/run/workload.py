@@ -40,6 +40,8 @@ def _planned_model(recipe: Recipe) -> ModelConfig | TransformerConfig:
     section = recipe.model
     if section.preset is not None:
         return model_config(recipe, make_path(recipe.flow, _num_tokens(recipe)).source.vocab_size)
+    if section.architecture != "dit":
+        raise ValueError(f'model.architecture is "{section.architecture}"; only dit and transformer can be planned')
     if section.parent is None:
         raise ValueError("model.llama2c decides the size when it is converted; fsdfm import it, and name model.parent")
     if section.parent in NAMES or Path(section.parent).is_dir():
@@ -50,7 +52,10 @@ def _planned_model(recipe: Recipe) -> ModelConfig | TransformerConfig:
         if not parents:
             raise ValueError(f"model.parent {section.parent} is not there, and no recipe makes it; train it first")
         config = _planned_model(parents[0])
-    assert isinstance(config, ModelConfig | TransformerConfig)
+    if not isinstance(config, ModelConfig | TransformerConfig):
+        raise ValueError(
+            f"model.parent is {section.parent}, a network of your own; only dit and transformer can be planned"
+        )
     if is_step_aware(recipe) and not config.is_step_aware:
         config = replace(config, conditioning="step")
     return config if section.dropout is None else replace(config, dropout=section.dropout)

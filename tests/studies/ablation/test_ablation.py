@@ -142,6 +142,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(files, to
     assert ablate(files, "start", tmp_path).markdown == whole.markdown
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on(files, tmp_path, monkeypatch):
     real = models.train
 

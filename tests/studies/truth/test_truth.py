@@ -33,8 +33,8 @@ from fsdfm.studies.truth.laws import (
     joint_law,
     law_of,
     make_tables,
+    quantile_joint_law,
     score,
-    tied_joint_law,
 )
 from fsdfm.studies.truth.methods import FULL, MASK, QUICK, make_objective
 from fsdfm.studies.truth.network import TinyDenoiser
@@ -56,10 +56,10 @@ def random_network(world: World) -> TinyDenoiser:
     return TinyDenoiser(world.path.source.vocab_size, world.length, width=16, seed=3)
 
 
-def test_the_tied_coupling_is_the_law_of_tied_samples():
+def test_the_quantile_coupling_is_the_law_of_coupled_samples():
     world = small_world()
     denoiser = ExactDenoiser(world.path, p_1=world.p_1)
-    law = tied_joint_law(denoiser, world, steps=4)
+    law = quantile_joint_law(denoiser, world, steps=4)
     states, copies = all_states(3, 3), 700
     x_0 = states.repeat_interleave(copies, 0)
     noise = Noise(seed=4, samples=range(len(x_0)))
@@ -74,8 +74,8 @@ def test_the_tied_coupling_is_the_law_of_tied_samples():
 
 def test_tied_pairs_are_enumerated_in_small_worlds_only():
     names = {world: {method.name for method in methods_of(world, full=True)} for world in WORLDS}
-    assert "tied-2+rk2" in names["topics"]
-    assert not any("tied" in name for name in names["markov"] | names["topics-mask"])
+    assert "quantile-2+rk2" in names["topics"]
+    assert not any("quantile" in name for name in names["markov"] | names["topics-mask"])
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -173,12 +173,12 @@ def _start(files: AblationFiles, training: FineTuning) -> Path:
     return files.base
 
 
-def with_mask(bundle: Checkpoint) -> Checkpoint:
+def with_mask(checkpoint: Checkpoint) -> Checkpoint:
     """A uniform model with one token more, [MASK]: its embedding is the mean of all, its logit is never used.
 
     The logits of the other tokens stay what they were.
     """
-    old, size = bundle.model, bundle.model.config.vocab_size
+    old, size = checkpoint.model, checkpoint.model.config.vocab_size
     model = build_network(replace(old.config, vocab_size=size + 1)).to(old.embedding.weight)
     state = model.state_dict()
     for name, value in old.state_dict().items():
@@ -188,7 +188,7 @@ def with_mask(bundle: Checkpoint) -> Checkpoint:
         row = value.mean(0, keepdim=True) if name.startswith("embedding.") else torch.zeros_like(value[:1])
         state[name] = torch.cat([value, row])
     model.load_state_dict(state)
-    return replace(bundle, model=model.eval(), path=MixturePath(MaskSource(size + 1), bundle.path.schedule))
+    return replace(checkpoint, model=model.eval(), path=MixturePath(MaskSource(size + 1), checkpoint.path.schedule))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

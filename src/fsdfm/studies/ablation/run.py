@@ -100,14 +100,14 @@ def _prepare(request: AblationRequest, factor: Factor) -> tuple[AblationFiles, A
     _check(request, factor)
     recipe, steps = parse_recipe(request.overrides), parse_steps(request.steps)
     base = base_folder(request.base)
-    bundle, weights = base_facts(base)
-    if factor.name == "source" and type(bundle.path.source) is not UniformSource:
+    checkpoint, weights = base_facts(base)
+    if factor.name == "source" and type(checkpoint.path.source) is not UniformSource:
         raise ValueError(
-            f"--base has the source {bundle.path.source}; to compare sources give a model of the uniform one"
+            f"--base has the source {checkpoint.path.source}; to compare sources give a model of the uniform one"
         )
     length = recipe.data.length
     if not any(override.startswith("data.length") for override in request.overrides):
-        length = min(length, bundle.length)
+        length = min(length, checkpoint.length)
     timed = factor.kind == "time"
     setting = AblationSetting(
         base=weights,

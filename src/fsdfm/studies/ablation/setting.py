@@ -105,10 +105,10 @@ def base_folder(name: str | None) -> Path:
 def base_facts(folder: Path) -> tuple[Checkpoint, str]:
     """The base and the checksum of its weights."""
     try:
-        bundle = load_model(folder)
+        checkpoint = load_model(folder)
     except ValueError as error:
         raise ValueError(f"--base: {error}") from error
-    return bundle, weights_sha256(bundle.model)
+    return checkpoint, weights_sha256(checkpoint.model)
 
 
 def text_sha256(inputs: Sequence[str]) -> str:
@@ -116,9 +116,9 @@ def text_sha256(inputs: Sequence[str]) -> str:
     return " ".join(file_sha256(Path(name)) if Path(name).is_file() else name for name in inputs)
 
 
-def flow_overrides(bundle: Checkpoint) -> list[str]:
+def flow_overrides(checkpoint: Checkpoint) -> list[str]:
     """[flow] as a model has it."""
-    config = describe_model(bundle)
+    config = describe_model(checkpoint)
     source, schedule = dict(config["source"]), dict(config["schedule"])
     values = {"source": source["name"], "schedule": schedule.pop("name"), **schedule}
     if "mask_share" in source:

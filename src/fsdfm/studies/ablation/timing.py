@@ -44,8 +44,10 @@ def _time(
 def _trainer(files: AblationFiles, setting: AblationSetting, training: FineTuning, *, seed: int) -> Trainer:
     timed = [f"train.steps={setting.rounds + 1}", "train.log_every=1"]
     recipe = load_recipe(RECIPE, [*recipe_overrides(files, setting, training, seed=seed), *timed])
-    bundle = start(recipe, Path(recipe.out))
-    return make_trainer(recipe, bundle, make_rows(recipe, bundle, Path(recipe.out)), runtime=Runtime(recipe.runtime))
+    checkpoint = start(recipe, Path(recipe.out))
+    return make_trainer(
+        recipe, checkpoint, make_rows(recipe, checkpoint, Path(recipe.out)), runtime=Runtime(recipe.runtime)
+    )
 
 
 def _one_step(trainer: Trainer) -> float:

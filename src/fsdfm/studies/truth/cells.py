@@ -25,10 +25,10 @@ from fsdfm.studies.truth.laws import (
     joint_law,
     law_of,
     make_tables,
+    quantile_joint_law,
     score,
-    tied_joint_law,
 )
-from fsdfm.studies.truth.methods import FULL, MASK, QUICK, RULES, TIED_STATES, Method, make_objective
+from fsdfm.studies.truth.methods import COUPLED_STATES, FULL, MASK, QUICK, RULES, Method, make_objective
 from fsdfm.studies.truth.network import TinyDenoiser
 from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import World, make_world
@@ -58,8 +58,8 @@ def methods_of(world: str, *, full: bool) -> tuple[Method, ...]:
     wanted = FULL if full else QUICK
     if world.endswith("-mask"):
         return tuple(method for method in wanted if method in MASK)
-    small = len(make_world(world).truth) <= TIED_STATES
-    return tuple(method for method in wanted if small or "tied" not in method.name)
+    small = len(make_world(world).truth) <= COUPLED_STATES
+    return tuple(method for method in wanted if small or "quantile" not in method.name)
 
 
 def cells_of(world: str, seed: int, methods: Sequence[Method]) -> list[Cell]:
@@ -201,7 +201,7 @@ class MethodTrial:
 @lru_cache(maxsize=1)  # several methods in a row train on the same pairs; a coupling is large
 def _coupling(trial: MethodTrial, method: str, draws: str) -> Tensor:
     """P(x_1 | x_0) of a finished method's pairs."""
-    make = tied_joint_law if draws == "quantile" else joint_law
+    make = quantile_joint_law if draws == "quantile" else joint_law
     return make(trial.load(method), trial.world, steps=trial.setting.pair_steps)
 
 

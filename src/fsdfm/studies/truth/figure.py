@@ -26,11 +26,11 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "Weight policies, under RK-2": ("rk2", "rk2/TB-10", "rk2/PU", "rk2/G", "rk2/AG", "rk2/TB-20-mirrored"),
     "Reflow": ("path-only", "reflow-1", "reflow-2", "reflow-3", "reflow-1+rk2", "reflow-2+rk2", "reflow-3+rk2"),
-    "Reflow with tied draws": ("reflow-1", "tied-1", "tied-2", "tied-1+rk2", "tied-2+rk2"),
+    "Reflow, quantile coupling": ("reflow-1", "quantile-1", "quantile-2", "quantile-1+rk2", "quantile-2+rk2"),
     "Controls: parent at the entropy of": (
         *("dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-chained"),
         *("dfm/entropy-of-reflow-2", "dfm/entropy-of-reflow-2+rk2"),
-        *("dfm/entropy-of-tied-1", "dfm/entropy-of-tied-2+rk2"),
+        *("dfm/entropy-of-quantile-1", "dfm/entropy-of-quantile-2+rk2"),
     ),
 }
 _LABELS = {

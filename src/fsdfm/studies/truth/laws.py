@@ -32,8 +32,8 @@ __all__ = [
     "joint_law",
     "law_of",
     "make_tables",
+    "quantile_joint_law",
     "score",
-    "tied_joint_law",
     "transition_error",
 ]
 
@@ -164,8 +164,8 @@ def joint_law(denoiser: LogitsFunction, world: World, *, steps: int, jump: Jump 
     return joint / joint.sum(-1, keepdim=True)
 
 
-def tied_joint_law(denoiser: LogitsFunction, world: World, *, steps: int) -> Tensor:
-    """P(x_1 | x_0) of the sampler whose draws are tied to the noise (`fsdfm.flow.coupling`), as `joint_law`.
+def quantile_joint_law(denoiser: LogitsFunction, world: World, *, steps: int) -> Tensor:
+    """P(x_1 | x_0) of the sampler with quantile-coupled draws (`fsdfm.flow.coupling`), as `joint_law`.
 
     A position that still shows its noise has another kernel than one that has moved, so every x_0 has its own.
     """
@@ -173,8 +173,8 @@ def tied_joint_law(denoiser: LogitsFunction, world: World, *, steps: int) -> Ten
     joint = torch.eye(len(states))
     for t, t_next in pairwise(Grid.uniform(steps).times.tolist()):
         probs = posterior_table(denoiser, world.path, world.length, t=t, h=1 / steps)
-        tied = quantile_law(probs, states, world.path.schedule.kappa(t).expand_as(states))
-        moved, fresh = (_kernel(law, world, jump, t=t, t_next=t_next).float() for law in (probs, tied))
+        coupled = quantile_law(probs, states, world.path.schedule.kappa(t).expand_as(states))
+        moved, fresh = (_kernel(law, world, jump, t=t, t_next=t_next).float() for law in (probs, coupled))
         for some in torch.split(torch.arange(len(states)), _NOISES):
             shows_noise = states == states[some][:, None]
             first, second = _halves(torch.where(shows_noise[..., None], fresh, moved))

@@ -19,10 +19,10 @@ from fsdfm.learn import (
 )
 from fsdfm.learn.teacher import Average
 
-__all__ = ["FULL", "MASK", "QUICK", "RULES", "TEMPERED", "TIED_STATES", "Method", "make_objective"]
+__all__ = ["COUPLED_STATES", "FULL", "MASK", "QUICK", "RULES", "TEMPERED", "Method", "make_objective"]
 
 RULES: dict[str, Jump] = {"exact": ExactJump(), "single": SingleJump(), "instant": InstantJump()}
-TEMPERED = ("rk2", "rk4", "chained", "reflow-2", "reflow-2+rk2", "tied-1", "tied-2+rk2")
+TEMPERED = ("rk2", "rk4", "chained", "reflow-2", "reflow-2+rk2", "quantile-1", "quantile-2+rk2")
 """Methods whose controls are the parent at the temperature of equal entropy."""
 
 _CHUNK = 4096
@@ -37,7 +37,7 @@ class Method:
 
     start       the method whose network it starts from; "": none, it is the exact posterior or the parent
     pairs_from  the method whose 64-step pairs (x_0, x_1) it trains on; "": the independent coupling
-    draws       whether those pairs were drawn freely or by a quantile coupling (`tied` in names)
+    draws       whether those pairs were drawn freely or by a quantile coupling (`quantile` in names)
     tableau     the teacher of its large steps; "": the path loss alone
     average     what the teacher averages; None: what the tableau says
     jump        the rule of the teacher's hops
@@ -115,10 +115,10 @@ _REFLOWS = [
     Method("reflow-3+rk2", start="reflow-3", pairs_from="reflow-2", tableau="rk2"),
 ]
 _TIED = [
-    Method("tied-1", start="dfm", pairs_from="dfm", draws="quantile"),
-    Method("tied-1+rk2", start="tied-1", pairs_from="dfm", draws="quantile", tableau="rk2"),
-    Method("tied-2", start="tied-1", pairs_from="tied-1", draws="quantile"),
-    Method("tied-2+rk2", start="tied-2", pairs_from="tied-1", draws="quantile", tableau="rk2"),
+    Method("quantile-1", start="dfm", pairs_from="dfm", draws="quantile"),
+    Method("quantile-1+rk2", start="quantile-1", pairs_from="dfm", draws="quantile", tableau="rk2"),
+    Method("quantile-2", start="quantile-1", pairs_from="quantile-1", draws="quantile"),
+    Method("quantile-2+rk2", start="quantile-2", pairs_from="quantile-1", draws="quantile", tableau="rk2"),
 ]
 _LONG_PATH_ONLY = Method("path-only/x3", lessons=3)
 _CONTROLS = [Method(f"dfm/entropy-of-{n}", entropy_of=n) for n in TEMPERED]
@@ -151,13 +151,13 @@ MASK: tuple[Method, ...] = tuple(
 )
 """What has a meaning under the mask source, where x_0 is constant and there is nothing to couple."""
 
-TIED_STATES = 1024
-"""The most states of a world in which tied pairs are enumerated: every x_0 has a kernel of its own there."""
+COUPLED_STATES = 1024
+"""The most states of a world in which coupled pairs are enumerated: every x_0 has a kernel of its own there."""
 
 _IN_QUICK = {
     *("exact", *(method.name for method in _FAMILIES)),
     *("dfm", "path-only", "rk2", "rk4", "chained", "rk2/probabilities", "reflow-1", "reflow-2"),
-    *("reflow-2+rk2", "tied-1", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
+    *("reflow-2+rk2", "quantile-1", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
 }
 QUICK: tuple[Method, ...] = tuple(method for method in FULL if method.name in _IN_QUICK)
 """The headline rows, for a first answer in minutes."""

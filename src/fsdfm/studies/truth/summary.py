@@ -111,9 +111,11 @@ QUESTIONS = (
         "Reflow, then few-step training",
         ("rk2", "reflow-1+rk2", "reflow-2+rk2", "reflow-2+chained", "reflow-2+rk4", "reflow-3+rk2", "path-only/x3"),
     ),
-    TruthQuestion("Pairs of free or tied draws, one round", ("reflow-1", "tied-1")),
-    TruthQuestion("Pairs of free or tied draws, two rounds", ("reflow-2", "tied-2")),
-    TruthQuestion("Free or tied, then few-step training", ("reflow-2+rk2", "tied-1+rk2", "tied-2+rk2")),
+    TruthQuestion("Pairs of free or quantile-coupled draws, one round", ("reflow-1", "quantile-1")),
+    TruthQuestion("Pairs of free or quantile-coupled draws, two rounds", ("reflow-2", "quantile-2")),
+    TruthQuestion(
+        "Free or quantile-coupled, then few-step training", ("reflow-2+rk2", "quantile-1+rk2", "quantile-2+rk2")
+    ),
     TruthQuestion("Everything against its controls", ("path-only", "rk2", "rk4", "paper", "reflow-2", "reflow-2+rk2")),
 )
 
