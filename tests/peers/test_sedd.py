@@ -44,6 +44,9 @@ def test_the_schedule(kind):
 @both
 def test_the_loss(kind):
     data, (_, rule) = vectors(f"sedd_{kind}_loss"), parts(kind)
+    t = 1 - data["t"].double()
+    same(rule.noising.sigma(t), data["sigma"], 2e-5, relative=True)
+    same(rule.noising.rate(t), data["dsigma"], 2e-5, relative=True)
     entropy = rule.graph.score_entropy(data["log_score"], data["x_0"], data["x_t"], sigma=data["sigma"])
     # The originals' float32 subtracts nearly equal numbers under the uniform graph.
     same(entropy, data["score_entropy"], 2e-5 if kind == "absorb" else 2e-4, relative=True)
