@@ -182,6 +182,9 @@ def test_the_rule_of_the_uniform_graph_is_the_originals_step_on_its_grid(kind):
 
 
 def test_the_rule_of_the_uniform_graph_refuses_what_it_is_not_for():
+    t = torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="UniformSEDDRule is a step for the uniform source"):
+        UniformSEDDRule().plan(SamplerState(MASKED_STATES[:1], t, t + 1, MASKED.path, Noise(0)))
     with pytest.raises(ValueError, match="allowed are analytic and euler"):
         SamplerConfig(jump="sedd-uniform:kind=heun")
     with pytest.raises(ValueError, match="needs at least 2"):
