@@ -35,6 +35,7 @@ NAMES = [
     "stories-fewstep",
     "stories-inverse",
     "stories-next",
+    "stories-onpolicy",
     "stories-paper",
     "stories-reward",
     "tiny-causal",

@@ -52,6 +52,7 @@ def test_a_recipe_trains_it_and_its_checkpoint_writes(tmp_path, kind):
     assert isinstance(said(tmp_path / "run").text, str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("graph", "noise"), [("absorb", "geometric"), ("uniform", "log-linear")])
 def test_either_graph_of_sedd_trains_and_is_imported_with_either_noise(tmp_path, graph, noise):
     kind, clock = f"sedd-{graph}", {"geometric": "geometric", "log-linear": "sigma"}[noise]

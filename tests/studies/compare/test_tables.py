@@ -69,6 +69,7 @@ def test_verdicts_are_counted_over_all_peers_with_a_frontier() -> None:
     assert sum(int(word) for word in line.partition(":")[2].replace(",", "").split() if word.isdecimal()) == len(swept)
 
 
+@pytest.mark.slow
 def test_weights_alone_are_held_against_the_papers_model() -> None:
     rows = chosen_variants((), ["mdlm", "fs-dfm/0.17", "fs-dfm/1.3"])
     found = {variant.name: evaluation(variant, n) for n, variant in enumerate(rows)}
