@@ -1,5 +1,6 @@
 """Where the vectors of the originals are, and the networks that belong to them."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from safetensors.torch import load_file, safe_open
 
 from fsdfm.peers.layouts import open_layout
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "golden" / "peers"
+FOLDER = Path(os.environ.get("FSDFM_GOLDEN", Path(__file__).resolve().parents[2] / "shared" / "golden")) / "peers"
 MDLM, SEDD = FOLDER / "mdlm-remdm-duo", FOLDER / "sedd-sdtt-hdlm"
 
-needs_golden = pytest.mark.skipif(not FOLDER.is_dir(), reason="the originals' vectors are not beside the project")
+needs_golden = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="no golden files: FSDFM_GOLDEN names no folder with peers"
+)
 
 
 @cache

@@ -1,12 +1,14 @@
 import json
 import os
+import shutil
 
 import pytest
 import torch
 from peer_files import small_network, their_tensors, write_hugging_face, write_lightning
+from peer_vectors import MDLM, SEDD, needs_golden, same, vectors
 from safetensors.torch import save_file
 
-from fsdfm.peers.layouts import SYSTEMS, is_peer, open_layout
+from fsdfm.peers.layouts import SYSTEMS, ema_order, is_peer, open_layout
 
 X, S = torch.arange(24).view(2, 12) * 9 % 257, torch.tensor([0.3, 2.0])
 
@@ -85,6 +87,60 @@ def test_the_config_says_whose_they_are(tmp_path, config, system):
         assert weights.system == system
         assert weights.masked == (system in ("sedd-absorb", "sdtt"))
         assert weights.clock.name == ("none" if system == "sdtt" else "sigma")
+
+
+@pytest.mark.parametrize(
+    ("graph", "more", "message"),
+    [
+        ("absorb", {"noise": {"type": "cosine"}}, "noise.type in its config.json is 'cosine'"),
+        ("uniform", {"noise": {"type": "geometric", "sigma_max": 10}}, "sigma from 0.0001 to 10"),
+        ("absorb", {"scale_by_sigma": False}, "sedd-absorb is read with true"),
+        ("uniform", {"scale_by_sigma": True}, "sedd-uniform is read with false"),
+    ],
+)
+def test_scores_that_would_be_read_wrongly_are_refused(tmp_path, graph, more, message):
+    folder = write_hugging_face(tmp_path / "m", small_network(), model_type=None, graph={"type": graph}, **more)
+    with pytest.raises(ValueError, match=message):
+        open_layout(folder)
+
+
+PUBLISHED = {
+    "mdlm_hf": ("mdlm", "mdlm_forward", "x", None, "logits_ema_sigma0"),
+    "duo_hf": ("duo", "duo_forward", "x", "sigma", "logits_ema"),
+    "sedd_absorb": ("sedd-absorb", "sedd_absorb_forward", "x_t", "sigma", "head"),
+    "sedd_uniform": ("sedd-uniform", "sedd_uniform_forward", "x_t", "sigma", "head"),
+    "sdtt": ("sdtt", "sdtt_forward", "x_t", None, "head"),
+    "hdlm_epsilon": ("hdlm-epsilon", "hdlm_epsilon_forward", "x_t", None, "logits"),
+    "hdlm_gamma": ("hdlm-gamma", None, None, None, None),  # blended inputs: test_hdlm
+}
+
+
+@needs_golden
+@pytest.mark.parametrize("name", PUBLISHED)
+@torch.no_grad()
+def test_a_folder_as_published_is_recognised_and_says_what_its_authors_network_says(tmp_path, name):
+    """config.json and model.safetensors, nothing told by us; the vectors' config and weights under those names."""
+    system, file, x_t, sigma, expected = PUBLISHED[name]
+    folder = MDLM if (MDLM / f"{name}_config.json").is_file() else SEDD
+    weights = {"mdlm_hf": name, "duo_hf": name, "sdtt": "sdtt_student_weights"}.get(name, f"{name}_weights")
+    shutil.copy(folder / f"{name}_config.json", tmp_path / "config.json")
+    shutil.copy(folder / f"{weights}.safetensors", tmp_path / "model.safetensors")
+    with open_layout(tmp_path) as found:
+        assert (found.system, found.about.length) == (system, 16)
+        assert found.config.num_heads == 4
+        assert (name == "hdlm_gamma") == (found.about.gamma == 0.1)
+        assert found.geometric == (name == "sedd_uniform")
+        model = found.load()
+    if file is not None:
+        data = vectors(file)
+        told = torch.zeros(3) if sigma is None else data[sigma]
+        same(model(data[x_t], told), data[expected], 2e-5)
+
+
+@needs_golden
+def test_the_order_of_averaged_weights_is_the_originals():
+    named = json.loads((MDLM / "mdlm_parameter_order.json").read_text())["ema_order"]
+    assert list(ema_order(2)) == named
 
 
 def test_alike_files_must_be_told_apart(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from canvases import GOLDEN, KnownCoins, Seen, golden, law_distance, tiny, walk
 from fsdfm.flow import Filter, Grid, MaskSource, MixturePath, UniformSource, trajectory
 from fsdfm.flow.rule import SamplerState
+from fsdfm.model.stack import Transformer
 from fsdfm.noise import Noise
 from fsdfm.peers.llada import Guided, LLaDARule, block_window, confidences, guide, gumbel_tokens, reveal_counts
 
@@ -55,17 +57,58 @@ def test_every_golden_trajectory_has_a_case() -> None:
     assert names - {"uniforms_s8_b16_random"} <= {*CASES["cases"], "s16_b8_lateeos", "s6_b16", "s8_b16_cfg2"}
 
 
+class KeysKept:
+    """Fast-dLLM's caches, which are not built, played by a whole network: keys and values of kept positions are old.
+
+    The first call of a block sees everything anew. Later ones keep what stands left of the block ("prefix"), or all but
+    the block ("dual"); what they compute at kept positions is thrown away.
+    """
+
+    def __init__(self, model: Transformer, first: int, block_length: int, cache: str):
+        self.model, self.first, self.size, self.dual = model, first, block_length, cache == "dual"
+        self.start, self.kept = -1, torch.zeros(0, dtype=torch.bool)
+        for block in model.blocks:
+            attention: Any = block.attention
+            attention._weigh = partial(self.weigh, attention._weigh, {})
+
+    def weigh(self, weigh: Any, old: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, *, bias: Any) -> Tensor:
+        if self.kept.any():
+            kept = self.kept[:, None]
+            k, v = torch.where(kept, old["k"], k), torch.where(kept, old["v"], v)
+        else:
+            old.update(k=k, v=v)
+        found: Tensor = weigh(q, k, v, bias=bias)
+        return found
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        place = torch.arange(x_t.shape[1])
+        masked = place[x_t[0] == 60]
+        start = int(masked[0] - self.first) // self.size * self.size + self.first if len(masked) else self.start
+        outside = (place < start) | (self.dual & (place >= start + self.size))
+        self.kept = outside if start == self.start else torch.zeros_like(outside)
+        self.start = start
+        return self.model.trunk(x_t, t, h)
+
+    def logits_at(self, features: Tensor) -> Tensor:
+        return self.model.logits_at(features)
+
+
 @golden
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["none_s16_b8", "none_s8_b16", "none_s8_b8_threshold0.5", "none_s4_b8_threshold0.9"])
-def test_golden_thresholds(name: str, tmp_path: Path) -> None:
-    """Fast-dLLM's loops without a cache: the same end, after as many calls that ask for anything."""
+@pytest.mark.parametrize("setting", ["s16_b8", "s8_b16", "s8_b8_threshold0.5", "s4_b8_threshold0.9"])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_golden_thresholds_and_caches(cache: str, setting: str, tmp_path: Path) -> None:
+    """Fast-dLLM's loops: the same end, after as many calls that ask for anything."""
+    name = f"{cache}_{setting}"
     known = load_file(GOLDEN / "fastdllm_results.safetensors")
     case = json.loads((GOLDEN / "fastdllm_cases.json").read_text())[name]
     canvas = torch.cat((known["prompt"], torch.full((1, 32), 60)), 1)
     rule = LLaDARule(case["block_length"], threshold=case.get("threshold"))
     steps = case["steps"] if rule.threshold is None else 40
-    found = walk(tiny("llada", tmp_path), canvas, rule, steps=steps, mask=60)
+    network: Any = tiny("llada", tmp_path)
+    if cache != "none":
+        network = KeysKept(network, 8, case["block_length"], cache)
+    found = walk(network, canvas, rule, steps=steps, mask=60)
     before = torch.cat((canvas[None], found[:-1]))
     assert int((before == 60).any(-1).sum()) == case["calls"]
     assert torch.equal(found[-1], known[name])

@@ -7,11 +7,12 @@ from peer_worlds import ALL_MASKS, MASKED, MASKED_STATES, L, V, masked_error, ma
 
 from fsdfm.flow import ExactJump, Grid, SamplerState, generalised_kl, sample
 from fsdfm.flow.exact import transition_matrix
+from fsdfm.model.layers import Sinusoid
 from fsdfm.noise import Noise
 from fsdfm.peers import mdlm
 from fsdfm.peers.noising import LogLinear
 from fsdfm.peers.sampling import PEER_RULES, Cached, LawRule, end_law, released_times
-from fsdfm.peers.transition import joint_matrix
+from fsdfm.peers.transition import clipped, joint_matrix
 
 RAW, EMA = ("mdlm_lightning_w64.ckpt", "mdlm", "raw"), ("mdlm_lightning_w64.ckpt", "mdlm", "ema")
 NONE = torch.zeros(3)
@@ -55,6 +56,10 @@ def test_the_schedule():
     same(noising.sigma(t), data["schedule_sigma"], 2e-5)
     same(noising.rate(t), data["schedule_dsigma"], 2e-5, relative=True)
     some = data["schedule_t"] > 0
+    sinusoid, waves = Sinusoid(8), []
+    sinusoid.into.register_forward_hook(lambda _, inputs, output: waves.append(inputs[0]))
+    sinusoid(torch.cat((torch.zeros(1), data["sigma"])))
+    same(waves[0], data["sinusoid_of_0_and_sigma"], 2e-5)
     same((noising.rate(t) / torch.expm1(noising.sigma(t)))[some], data["schedule_weight"][some], 2e-5, relative=True)
 
 
@@ -66,6 +71,9 @@ def test_the_loss(tag, time):
     t = mdlm.stratified_times(data["antithetic_u"], rounds=rounds)
     if not rounds:
         same(1 - t, data["t"], 1e-6)
+        same(LogLinear().lost(t)[:, None], data["move_chance"], 2e-6)
+        same(LogLinear().sigma(t), data["sigma"], 2e-5, relative=True)
+        same(LogLinear().rate(t), data["dsigma"], 2e-5, relative=True)
     with torch.no_grad():
         logits = model(data["x_t"], data["sigma"] if time else torch.zeros(4))
     log_p = mdlm.subs(logits, data["x_t"]).gather(-1, data["x_0"][..., None])[..., 0]
@@ -83,7 +91,10 @@ def test_the_laws(name):
     with torch.no_grad():
         logits = model(data["x_t"], NONE)
     t = 1 - data["t"].double()
-    same(mdlm.Ancestral().law(logits, data["x_t"], t=t, t_next=t + data["dt"].double()), data[f"{name}_next_law"], 3e-6)
+    law = mdlm.Ancestral().law(logits, data["x_t"], t=t, t_next=t + data["dt"].double())
+    same(law, data[f"{name}_next_law"], 3e-6)
+    masked = data["x_t"] == 39
+    same(law[masked], clipped(data[f"{name}_law_as_drawn"])[masked], 3e-6)
 
 
 @needs_golden

@@ -60,6 +60,11 @@ def test_block_diffusion_is_the_same_network_under_another_mask(kind, system, tm
     cos, sin = rotary_phases(16, model.config.head_width)
     monkeypatch.setattr(network, "rotary_phases", lambda *_, **__: (torch.cat((cos, cos)), torch.cat((sin, sin))))
     both = torch.cat((said[f"{kind}_x_t"], said[f"{kind}_x_0"]), 1)
+    for length, width in ((16, 4), (8, 2)):  # the noisy half, then the clean one
+        number, clean = torch.arange(length).repeat(2) // width, torch.arange(2 * length) >= length
+        alike = (number == number[:, None]) & (clean == clean[:, None])
+        before = clean & ((number < number[:, None]) | (clean[:, None] & (number == number[:, None])))
+        assert torch.equal(alike | before, said[f"attends_n{length}_block{width}"])
     trained = run(model, both, told, hidden=~said["attends_n16_block4"])[:, :16]
     assert float((trained - said[f"{kind}_logits_training"]).abs().max()) < 2e-5
 

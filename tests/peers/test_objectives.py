@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from lessons import BATCH, LENGTH, VOCAB, batch_of
@@ -19,6 +21,7 @@ from fsdfm.peers.objectives import (
     MdlmObjective,
     RoundConfig,
     RoundObjective,
+    ScoreConfig,
     ScoreObjective,
     UniformScoreObjective,
 )
@@ -28,6 +31,8 @@ EVERY = {
     "mdlm": lambda **o: MdlmObjective(MASKED, **o),
     "sedd-absorb": lambda **o: ScoreObjective(MASKED, **o),
     "sedd-uniform": lambda **o: UniformScoreObjective(EVEN, **o),
+    "sedd-absorb geometric": lambda **o: ScoreObjective(MASKED, noise="geometric", **o),
+    "sedd-uniform log-linear": lambda **o: UniformScoreObjective(EVEN, noise="log-linear", **o),
     "duo": lambda **o: DuoObjective(EVEN, **o),
     "duo soft": lambda **o: DuoObjective(EVEN, config=DuoConfig(curriculum_steps=9), **o),
     "duo-dcd": lambda **o: ConsistencyObjective(EVEN, config=ConsistencyConfig(step=0.25), **o),
@@ -91,6 +96,29 @@ def test_mdlm_is_its_equation():
     expected = mdlm.nelbo(log_p, x_t == VOCAB, t).mean()
     assert float((outcome.loss - expected).detach()) == pytest.approx(0, abs=1e-4)
     assert len(set((t * BATCH).floor().tolist())) >= BATCH - 1  # a stratum each
+
+
+@pytest.mark.parametrize("noise", ["log-linear", "geometric"])
+@pytest.mark.parametrize("kind", [ScoreObjective, UniformScoreObjective])
+def test_both_graphs_of_sedd_are_their_equations_under_both_schedules(kind, noise):
+    masked = kind is ScoreObjective
+    objective = kind(MASKED if masked else EVEN, noise=noise, chunk=None)
+    model, seen = network_of(objective), []
+    trunk = model.trunk
+    model.trunk = lambda x_t, t, h: (seen.append((x_t, t)), trunk(x_t, t, h))[1]
+    batch, noise_of_batch = batch_of(objective.path)
+    outcome = objective(model, batch, noise_of_batch, training_step=0, ema=model)
+    ((x_t, kappa),) = seen
+    sigma = -torch.log(kappa)
+    rate = 0.999 / kappa if noise == "log-linear" else sigma * torch.log(torch.tensor(20 / 1e-4)).double()
+    graph = sedd.Absorb() if masked else sedd.Uniform()
+    scores = sedd.log_score(model(x_t, kappa), x_t, sigma, scaled=masked)
+    losses = graph.score_entropy(scores, batch.x_1, x_t, sigma=sigma) * rate[:, None]
+    assert float(outcome.loss.detach()) == pytest.approx(float(losses.mean().detach()), rel=1e-3)
+    low, high = (1e-3, 1.0) if noise == "log-linear" else (math.exp(-20), math.exp(-1e-4))
+    assert bool(((kappa > low) & (kappa < high)).all())
+    assert (float(kappa.min()) < 1e-3) == (noise == "geometric")  # half of its times are nearly all noise
+    assert model.config.clock == {"log-linear": "sigma", "geometric": "geometric"}[noise]
 
 
 @pytest.mark.parametrize("name", ["duo", "sedd-uniform"])
@@ -183,6 +211,7 @@ def test_recipes_can_name_them(kind):
         lambda: RoundConfig(step=0.6),
         lambda: HybridConfig(epsilon=1.0),
         lambda: GammaConfig(gamma=2.0),
+        lambda: ScoreConfig(noise="linear"),
     ],
 )
 def test_bad_settings_are_refused(bad):

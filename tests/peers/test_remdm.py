@@ -11,6 +11,7 @@ from fsdfm.flow import Grid, sample
 from fsdfm.noise import Noise
 from fsdfm.peers import mdlm, remdm
 from fsdfm.peers.sampling import PEER_RULES, end_law, released_times
+from fsdfm.peers.transition import clipped
 
 CASES = json.loads((MDLM / "remdm_samplers.json").read_text()) if MDLM.is_dir() else []
 
@@ -44,7 +45,9 @@ def test_the_laws(case):
     x_t, logits = logits_at(case["state"])
     t = 1 - case["t"]
     t_next = 1 - case["t_next"] if "t_next" in case else t + case.get("dt", float(data["dt"]))
-    same(rule.law(logits, x_t, t=t, t_next=t_next), data[f"{case['tag']}.next_law"], 3e-6)
+    law, drawn = rule.law(logits, x_t, t=t, t_next=t_next), data[f"{case['tag']}.law_as_drawn"]
+    same(law, data[f"{case['tag']}.next_law"], 3e-6)
+    same(law[x_t == 39], clipped(drawn)[x_t == 39], 3e-6)
 
 
 @needs_golden
@@ -67,6 +70,7 @@ def test_what_the_network_says():
     data = vectors("remdm_samplers")
     x_t, logits = logits_at("x_t")
     same(mdlm.subs(logits, x_t).exp(), data["p_x0"], 3e-6)
+    same(1 - released_times(8), data["grid_T8"], 1e-6)
 
 
 @needs_golden

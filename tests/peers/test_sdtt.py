@@ -9,6 +9,7 @@ from peer_worlds import V
 
 from fsdfm.noise import Noise
 from fsdfm.peers import mdlm, sdtt
+from fsdfm.peers.noising import LogLinear
 from fsdfm.peers.transition import clipped
 
 
@@ -32,7 +33,11 @@ def test_the_teachers_steps_and_times_as_released():
     dt = float(data["dt"])
     times = sdtt.released_teacher_times(1 - data["t"].double(), dt, 2)
     states = [data["x_t"], data["state_1"], data["state_2"]]
+    assert torch.equal(data["x_t"] == 48, data["x_t"] != data["x_0"])
+    same(LogLinear().sigma(1 - data["t"].double()), data["sigma"], 2e-5, relative=True)
     for i in range(2):
+        masked = states[i] == 48  # a shown token is drawn, too, and then put back
+        assert torch.equal(torch.where(masked, data[f"draw_{i}"], states[i]), states[i + 1])
         same(1 - times[i], data[f"time_{i}"], 2e-5)
         logits = logits_of("teacher", states[i])
         same(mdlm.subs(logits, states[i]), data[f"log_p_{i}"], 2e-5)

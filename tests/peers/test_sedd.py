@@ -44,6 +44,9 @@ def test_the_schedule(kind):
 @both
 def test_the_loss(kind):
     data, (_, rule) = vectors(f"sedd_{kind}_loss"), parts(kind)
+    t = 1 - data["t"].double()
+    same(rule.noising.sigma(t), data["sigma"], 2e-5, relative=True)
+    same(rule.noising.rate(t), data["dsigma"], 2e-5, relative=True)
     entropy = rule.graph.score_entropy(data["log_score"], data["x_0"], data["x_t"], sigma=data["sigma"])
     # The originals' float32 subtracts nearly equal numbers under the uniform graph.
     same(entropy, data["score_entropy"], 2e-5 if kind == "absorb" else 2e-4, relative=True)
@@ -179,6 +182,9 @@ def test_the_rule_of_the_uniform_graph_is_the_originals_step_on_its_grid(kind):
 
 
 def test_the_rule_of_the_uniform_graph_refuses_what_it_is_not_for():
+    t = torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="UniformSEDDRule is a step for the uniform source"):
+        UniformSEDDRule().plan(SamplerState(MASKED_STATES[:1], t, t + 1, MASKED.path, Noise(0)))
     with pytest.raises(ValueError, match="allowed are analytic and euler"):
         SamplerConfig(jump="sedd-uniform:kind=heun")
     with pytest.raises(ValueError, match="needs at least 2"):

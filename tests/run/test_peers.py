@@ -52,6 +52,21 @@ def test_a_recipe_trains_it_and_its_checkpoint_writes(tmp_path, kind):
     assert isinstance(said(tmp_path / "run").text, str)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "noise"), [("absorb", "geometric"), ("uniform", "log-linear")])
+def test_either_graph_of_sedd_trains_and_is_imported_with_either_noise(tmp_path, graph, noise):
+    kind, clock = f"sedd-{graph}", {"geometric": "geometric", "log-linear": "sigma"}[noise]
+    recipe = write_recipe(tmp_path, kind=kind)
+    train_quietly(str(recipe), f"out={tmp_path / 'run'}", f"objective.noise={noise}", *KINDS[kind], *FEW)
+    assert load_model(tmp_path / "run").model.config.clock == clock
+    jump = "sedd" if graph == "absorb" else "sedd-uniform"
+    assert isinstance(said(tmp_path / "run", jump=jump).text, str)
+    model = small_network(vocab_size=257 if graph == "uniform" else 258)
+    config = {"model_type": None, "graph": {"type": graph}, "noise": {"type": noise.replace("-", "")}}
+    about = imported(tmp_path, write_hugging_face(tmp_path / "m", model, **config))
+    assert (about.model.config.clock, about.facts["objective"]) == (clock, {"kind": kind, "noise": noise})
+
+
 def test_a_round_learns_from_its_parent_and_resumes(tmp_path):
     train_quietly(str(write_recipe(tmp_path, kind="mdlm")), f"out={tmp_path / 'parent'}", "flow.source=mask", *FEW)
     text = write_recipe(tmp_path, kind="sdtt").read_text()

@@ -87,7 +87,10 @@ def import_weights(
         str | None, typer.Option(help="fs-dfm, peer: ema, raw or teacher; ema where there are any.")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="peer: mdlm, duo, sedd-absorb, sdtt or hdlm-epsilon, where files do not say.")
+        str | None,
+        typer.Option(
+            help="peer: mdlm, duo, sdtt, sedd-absorb, sedd-uniform, hdlm-epsilon, hdlm-gamma, if files do not say."
+        ),
     ] = None,
     flow_source: Annotated[
         str | None, typer.Option(help="huggingface, autoregressive: uniform (unless said), mask or mixture.")

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fsdfm.model import DiT, ModelConfig
+from fsdfm.model.dit import LARGEST_SIGMA, SMALLEST_SIGMA
 from fsdfm.model.layers import ROTARY_BASE
 from fsdfm.peers.network import Clock
 from fsdfm.peers.noising import Geometric, LogLinear
@@ -166,8 +167,9 @@ class About:
     dropout: float = 0.1
     gamma: float = 0.01
     epsilon: float | None = None
-    largest_sigma: float = 20.0
-    smallest_sigma: float = 1e-4
+    noise: str | None = None
+    sigmas: tuple[float, float] = (1e-4, 20.0)
+    scaled: bool | None = None
 
 
 def read_about(path: Path) -> About:
@@ -210,8 +212,9 @@ def _about(record: Mapping[str, Any]) -> About:
         dropout=float(model.get("dropout", 0.1)),
         gamma=float(graph.get("gamma", 0.01)),
         epsilon=float(training["epsilon"]) if "epsilon" in training else None,
-        largest_sigma=float(noise.get("sigma_max", 20.0)),
-        smallest_sigma=float(noise.get("sigma_min", 1e-4)),
+        noise=str(noise["type"]) if "type" in noise else None,
+        sigmas=(float(noise.get("sigma_min", 1e-4)), float(noise.get("sigma_max", 20.0))),
+        scaled=bool(model["scale_by_sigma"]) if "scale_by_sigma" in model else None,
     )
 
 
@@ -254,9 +257,16 @@ class PeerWeights(Mapping[str, Tensor], AbstractContextManager["PeerWeights"]):
         """What the network's time input carries."""
         if self.system in ("mdlm", "sdtt", "hdlm-epsilon"):
             return Clock("none")
-        if self.system == "sedd-uniform":
-            return Clock("sigma", Geometric(self.about.smallest_sigma, self.about.largest_sigma))
+        if self.geometric:
+            return Clock("sigma", Geometric())
         return Clock("sigma", LogLinear(5e-3 if self.system == "hdlm-gamma" else 1e-3))
+
+    @property
+    def geometric(self) -> bool:
+        """Whether its noise is SEDD's geometric one: what the config says, else that of its graph."""
+        if not self.system.startswith("sedd"):
+            return False
+        return (self.about.noise or ("geometric" if self.system == "sedd-uniform" else "loglinear")) == "geometric"
 
     @property
     def masked(self) -> bool:
@@ -308,6 +318,8 @@ def open_layout(place: str | Path, *, system: System | None = None, weights: Ema
     try:
         read, shapes, kind = _open(path, weights, files)
         found = system or about.system or _guess_system(shapes, path)
+        if found.startswith("sedd"):
+            _check_sedd(path, about, found)
         config = _infer(path, shapes, about)
         theirs = _match(path, shapes, config, system=found)
         _check_rotary(path, shapes, read)
@@ -315,6 +327,25 @@ def open_layout(place: str | Path, *, system: System | None = None, weights: Ema
         files.close()
         raise
     return PeerWeights(path, found, about, config, kind, read, theirs, files)
+
+
+def _check_sedd(path: Path, about: About, system: System) -> None:
+    """Raise where a config of SEDD says what would be read wrongly: other noise, or other scores of the same graph."""
+    ends, scaled = (SMALLEST_SIGMA, LARGEST_SIGMA), system == "sedd-absorb"
+    if about.noise not in (None, "loglinear", "geometric"):
+        raise ValueError(
+            f"{path}: noise.type in its config.json is {about.noise!r}; allowed are loglinear and geometric"
+        )
+    if about.noise == "geometric" and about.sigmas != ends:
+        raise ValueError(
+            f"{path}: its geometric noise has sigma from {about.sigmas[0]:g} to {about.sigmas[1]:g}; only SEDD's own, "
+            f"{ends[0]:g} to {ends[1]:g}, can be read"
+        )
+    if about.scaled not in (None, scaled):
+        raise ValueError(
+            f"{path}: scale_by_sigma in its config.json is {str(about.scaled).lower()}; {system} is read with "
+            f"{str(scaled).lower()}, its outputs would be taken for other scores"
+        )
 
 
 def is_peer(place: str | Path) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from fsdfm.learn.teacher import ParentTeacher
 from fsdfm.noise import Noise, Purpose
 from fsdfm.peers import duo, hdlm, sdtt, sedd
 from fsdfm.peers.network import embed_sparse
-from fsdfm.peers.noising import Geometric, LogLinear
+from fsdfm.peers.noising import Geometric, LogLinear, Noising
 
 __all__ = [
     "ConsistencyConfig",
@@ -146,13 +146,22 @@ class MdlmObjective(_PeerObjective):
 
 # --- SEDD -------------------------------------------------------------------------------------------------------------
 
+NoiseName = Literal["log-linear", "geometric"]
+_NOISES: dict[NoiseName, Noising] = {"log-linear": LogLinear(), "geometric": Geometric()}
+_CLOCKS: dict[NoiseName, str] = {"log-linear": "sigma", "geometric": "geometric"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
     """The keys of [objective] with kind = "sedd-absorb" or "sedd-uniform"."""
 
     kind: str = "sedd-absorb"
+    noise: NoiseName = "log-linear"  # which times are drawn, how they count, and what the network is told
     shortest: float = 1e-3  # the least of their times that is drawn
+
+    def __post_init__(self) -> None:
+        if self.noise not in get_args(NoiseName):
+            raise ValueError(f"objective.noise is {self.noise!r}; allowed are {' and '.join(get_args(NoiseName))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,23 +169,25 @@ class UniformScoreConfig(ScoreConfig):
     """The keys of [objective] with kind = "sedd-uniform"."""
 
     kind: str = "sedd-uniform"
+    noise: NoiseName = "geometric"
 
 
 @dataclass(frozen=True)
 class ScoreObjective(_PeerObjective):
-    """SEDD's score entropy with the absorbing graph and its log-linear schedule; the head is scaled by sigma."""
+    """SEDD's score entropy with the absorbing graph, theirs under log-linear noise; the head is scaled by sigma."""
 
     shortest: float = 1e-3
+    noise: NoiseName = "log-linear"
 
     @property
     def network(self) -> Mapping[str, Any]:
         """At masks the softmax of the outputs is p_{1|t}: the scale cancels."""
-        return {"clock": "sigma", "says": "posterior", "blend": 0.0}
+        return {"clock": _CLOCKS[self.noise], "says": "posterior", "blend": 0.0}
 
     def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         """kappa, sigma and sigma' of the batch."""
-        t = 1 - _noise_levels(noise, batch, self.shortest)
-        return LogLinear().kappa(t), LogLinear().sigma(t), LogLinear().rate(t)
+        t, noising = 1 - _noise_levels(noise, batch, self.shortest), _NOISES[self.noise]
+        return noising.kappa(t), noising.sigma(t), noising.rate(t)
 
     def __call__(self, model: TrainableDenoiser, batch: TrainingBatch, noise: Noise, /, **_: Any) -> Outcome:
         """The mean over positions (theirs: the sum over a text)."""
@@ -197,18 +208,15 @@ class ScoreObjective(_PeerObjective):
 
 @dataclass(frozen=True)
 class UniformScoreObjective(ScoreObjective):
-    """SEDD's score entropy with the uniform graph and its geometric schedule."""
+    """SEDD's score entropy with the uniform graph, theirs under geometric noise."""
 
+    noise: NoiseName = "geometric"
     source = "uniform"
 
     @property
     def network(self) -> Mapping[str, Any]:
         """Its outputs are log-scores."""
-        return {"clock": "geometric", "says": "uniform-scores", "blend": 0.0}
-
-    def _levels(self, noise: Noise, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
-        t = 1 - _noise_levels(noise, batch, self.shortest)
-        return Geometric().kappa(t), Geometric().sigma(t), Geometric().rate(t)
+        return {"clock": _CLOCKS[self.noise], "says": "uniform-scores", "blend": 0.0}
 
 
 # --- Duo --------------------------------------------------------------------------------------------------------------
@@ -560,9 +568,11 @@ def _scored(batch: TrainingBatch, x_t: Tensor) -> NoisedRows:
 
 
 register_objective("mdlm", MdlmConfig, lambda config, path: MdlmObjective(path, shortest=config.shortest))
-register_objective("sedd-absorb", ScoreConfig, lambda config, path: ScoreObjective(path, shortest=config.shortest))
+register_objective("sedd-absorb", ScoreConfig, lambda config, path: ScoreObjective(path, config.shortest, config.noise))
 register_objective(
-    "sedd-uniform", UniformScoreConfig, lambda config, path: UniformScoreObjective(path, shortest=config.shortest)
+    "sedd-uniform",
+    UniformScoreConfig,
+    lambda config, path: UniformScoreObjective(path, config.shortest, config.noise),
 )
 register_objective("duo", DuoConfig, lambda config, path: DuoObjective(path, config=config))
 register_objective("duo-dcd", ConsistencyConfig, lambda config, path: ConsistencyObjective(path, config=config))

@@ -132,8 +132,9 @@ class LawRule(StepRule):
     def _check(self, state: SamplerState) -> None:
         masked = state.path.source.mask_token is not None
         if masked != (self.source == "mask"):
+            named = self.step if type(self) is LawRule else self  # a subclass has a step of its own
             raise ValueError(
-                f"{type(self.step).__name__} is a step for the {self.source} source and the model's is "
+                f"{type(named).__name__} is a step for the {self.source} source and the model's is "
                 f"{state.path.source!r}; choose another rule, such as exact"
             )
 

@@ -25,8 +25,8 @@ _NETWORKS: dict[System, dict[str, str]] = {
     "sdtt": {"clock": "none"},
     "hdlm-epsilon": {"clock": "none"},
     "hdlm-gamma": {"clock": "hybrid"},
-    "sedd-absorb": {"clock": "sigma"},
-    "sedd-uniform": {"clock": "geometric", "says": "uniform-scores"},
+    "sedd-absorb": {},  # the clock is that of its noise
+    "sedd-uniform": {"says": "uniform-scores"},
     "duo": {"clock": "sigma", "says": "leave-one-out"},
 }
 
@@ -86,11 +86,15 @@ def _checkpoint(found: PeerWeights, tokenizer: data.Tokenizer) -> Checkpoint:
         )
     gamma = found.about.gamma if found.system == "hdlm-gamma" else 0.0
     changes = {"vocab_size": ours, "blend": gamma, **_NETWORKS[found.system]}
+    if found.system.startswith("sedd"):
+        changes["clock"] = "geometric" if found.geometric else "sigma"
     network = ModelConfig.from_dict({**found.config.to_dict(), **changes})
     with torch.device("meta"):
         model = DiT(network).eval()
     source = (flow.MaskSource if found.masked else flow.UniformSource)(network.vocab_size)
     facts: dict[str, Any] = {"weights": _WEIGHTS[found.kind], "objective": {"kind": found.system}}
+    if found.system.startswith("sedd"):
+        facts["objective"]["noise"] = "geometric" if found.geometric else "log-linear"
     if gamma:
         facts["objective"]["gamma"] = gamma
         facts["sampling"] = {"jump": f"hdlm-gamma:gamma={gamma}"}

@@ -7,7 +7,7 @@ import pytest
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.studies.compare.paper import CONTINUED, EXPANDED, paper_figure
 from fsdfm.studies.compare.setting import CompareSetting
-from fsdfm.studies.compare.systems import GROUPS, VARIANTS
+from fsdfm.studies.compare.systems import GROUPS, VARIANTS, chosen_variants
 from fsdfm.studies.compare.tables import compare_report
 
 SETTING = CompareSetting("b", "t", "h", "j", 80, 64, 16, (0.7,), (1, 8), 16)
@@ -67,6 +67,19 @@ def test_verdicts_are_counted_over_all_peers_with_a_frontier() -> None:
     text = compare_report(VARIANTS, found, SETTING).markdown
     line = next(line for line in text.splitlines() if line.startswith("- 8 calls:"))
     assert sum(int(word) for word in line.partition(":")[2].replace(",", "").split() if word.isdecimal()) == len(swept)
+
+
+@pytest.mark.slow
+def test_weights_alone_are_held_against_the_papers_model() -> None:
+    rows = chosen_variants((), ["mdlm", "fs-dfm/0.17", "fs-dfm/1.3"])
+    found = {variant.name: evaluation(variant, n) for n, variant in enumerate(rows)}
+    report = compare_report(rows, found, SETTING)
+    assert set(report.record["matched"]) == {"fs-dfm/0.17", "fs-dfm/1.3"}
+    assert set(report.record["matched"]["fs-dfm/1.3"]) == {
+        *("fs-dfm/0.17", "mdlm", "remdm-cap", "remdm-conf", "remdm-loop", "remdm-rescale"),
+        *("llada", "llada-random"),
+    }
+    assert "## FS-DFM, the paper's recipe 1.3, at equal entropy and equal diversity" in report.markdown
 
 
 def test_rows_know_what_the_paper_has_in_their_place() -> None:

@@ -1,7 +1,8 @@
 """The paper's own figures (arXiv 2509.20624): other data, sizes and judge than ours, shown beside ours and marked.
 
-Its expanded-baselines table: 8 steps, GPT-2-large perplexity, entropy in bits per text. Its continuation table: 512
-tokens given, 512 scored. Steps are what it counts: SEDD's last call and the like are not in them.
+Its expanded-baselines table: 8 steps, GPT-2-large perplexity, entropy in bits per text (but Duo's, a row that stands
+commented out in its source: 5.28 can only be nats, 7.6 bits). Its continuation table: 512 tokens given, 512 scored.
+Steps are what it counts: SEDD's last call and the like are not in them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EXPANDED: tuple[PaperFigure, ...] = (
     PaperFigure("HDLM (epsilon 0.01)", 0.16, "524", 279.60, 7.54, "hdlm"),
     PaperFigure("HDLM (gamma 0.05)", 0.16, "524", 192.74, 8.13),
     PaperFigure("MDLM-OWT", 0.17, "262", 837.58, 8.47, "mdlm"),
-    PaperFigure("Duo (commented out)", 0.17, "2621.4", 68.49, 5.28, "duo-greedy"),
+    PaperFigure("Duo (commented out, entropy in nats)", 0.17, "2621.4", 68.49, 5.28, "duo-greedy"),
     PaperFigure("SEDD", 0.32, None, 602.09, 8.42, "sedd-tail"),
     PaperFigure("ReMDM-cap", 0.17, "262", 559.74, 8.34, "remdm-cap"),
     PaperFigure("ReMDM-rescale", 0.17, "262", 560.06, 8.35, "remdm-rescale"),

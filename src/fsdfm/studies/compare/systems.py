@@ -17,6 +17,7 @@ __all__ = [
     "GROUPS",
     "NAMED",
     "OURS",
+    "PAPERS",
     "SHIPPED",
     "TRAININGS",
     "VARIANTS",
@@ -29,6 +30,7 @@ BASE = "base"  # the model that everything starts from, as it is
 SHIPPED = "shipped"  # the few-step model of the package: more tokens than the others have
 NAMED = "weights:"  # stands before the name of weights that a user names
 OURS = "ours"  # our recipe, for the same tokens as everybody
+PAPERS = "fs-dfm"  # the paper's recipe, or weights of it
 
 Group = Literal["flow", "masked", "distilled", "hybrid", "uniform", "decoder"]
 GROUPS: dict[Group, str] = {
@@ -64,7 +66,7 @@ _WHOLE_ROWS = ("data.document_starts=1.0", "data.short_share=0.0", "data.given_s
 
 TRAININGS: dict[str, PeerTraining] = {
     "dfm": PeerTraining("stories-dfm", overrides=(*_PLAIN, *_WHOLE_ROWS, "optim.lr=4e-4")),
-    "fs-dfm": PeerTraining("stories-paper"),
+    PAPERS: PeerTraining("stories-paper"),
     OURS: PeerTraining("stories-causal", overrides=("held_out.inputs=[]",)),
     "mdlm": PeerTraining("peer-mdlm"),
     "mdlm-half": PeerTraining("peer-mdlm", share=0.5),
@@ -107,7 +109,7 @@ class SystemRow:
 VARIANTS: tuple[SystemRow, ...] = (
     SystemRow(BASE, "DFM, the base as it is", "flow", BASE, "exact"),
     SystemRow("dfm", "DFM", "flow", "dfm", "exact", continued=True),
-    SystemRow("fs-dfm", "FS-DFM, the paper's recipe", "flow", "fs-dfm", "single", continued=True),
+    SystemRow(PAPERS, "FS-DFM, the paper's recipe", "flow", PAPERS, "single", continued=True),
     SystemRow(OURS, "ours, the shipped recipe", "flow", OURS, "sweep", continued=True),
     SystemRow(SHIPPED, "ours, the shipped model (more tokens)", "flow", SHIPPED, continued=True),
     SystemRow("mdlm", "MDLM", "masked", "mdlm", "mdlm", continued=True),

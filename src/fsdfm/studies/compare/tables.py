@@ -10,7 +10,7 @@ from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.studies.compare import paper
 from fsdfm.studies.compare.matching import PeerMatch, compare_at
 from fsdfm.studies.compare.setting import CompareSetting
-from fsdfm.studies.compare.systems import BASE, GROUPS, OURS, SHIPPED, TRAININGS, SystemRow
+from fsdfm.studies.compare.systems import BASE, GROUPS, OURS, PAPERS, SHIPPED, TRAININGS, SystemRow
 from fsdfm.studies.report import StudyReport, markdown_table
 
 __all__ = ["compare_report"]
@@ -25,7 +25,7 @@ _DISTANCES = ("energy_style_z", "energy_ngram_z")
 
 def compare_report(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> StudyReport:
     """compare.md and compare.json."""
-    matches = {own: _matched(own, variants, found, setting=setting) for own in (OURS, SHIPPED) if own in found}
+    matches = {own: _matched(own, variants, found, setting=setting) for own in _own(variants)}
     parts = [
         "# Comparison with the peers",
         "",
@@ -43,6 +43,12 @@ def compare_report(variants: Sequence[SystemRow], found: _Found, setting: Compar
         },
     }
     return StudyReport("compare", "\n".join(parts), record)
+
+
+def _own(variants: Sequence[SystemRow]) -> list[str]:
+    """Whose verdicts are given: our recipe's and the shipped model's; without both, those of the paper's recipe."""
+    names = [variant.name for variant in variants]
+    return [own for own in (OURS, SHIPPED) if own in names] or [n for n in names if n.partition("/")[0] == PAPERS]
 
 
 def _matched(
