@@ -5,9 +5,10 @@
     find_blindness(metrics, real=..., models=..., controls=...)
 
 None of them has a trained parameter and none of them writes sense. A metric that ranks one of them above a model, or
-above real text, does not measure what is wanted: it is *blind* there, and a report says so. `cycle`, `echo` and
-`phrases` are in the spirit of "Hacking Generative Perplexity" (arXiv 2606.08417): their unigram entropy is that of real
-text, and a judge finds them easy to predict.
+above real text, does not measure what is wanted: it is *blind* there, and a report says so. `top-k`, `mirror-k`,
+`periodic-k` and `phrase-bank` are the four samplers of "Hacking Generative Perplexity" (Franca and Tong 2026, arXiv
+2606.08417); k is chosen here, where the paper lists several: the number at which their unigram entropy is nearest to
+that of real text. `phrases`, `cycle` and `echo` are of the same kind.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ TokenRows = npt.NDArray[np.int32]
 _MARKS, _QUOTES = ".!?", "\"'\u201d\u2019)"
 _SPAN = (8, 24)  # tokens of a span that `stitched` takes
 _PHRASE = 4  # tokens of a phrase
+_BANK_PHRASE = 5  # tokens of a phrase of the bank
 _LONGEST_ORDER = 4
 
 
@@ -92,12 +94,17 @@ class Material:
         return found
 
     @cached_property
-    def phrases(self) -> Integers:
-        """Different phrases of four tokens, the most frequent first: [P, 4]."""
-        windows = np.lib.stride_tricks.sliding_window_view(self.rows.astype(np.int64), _PHRASE, axis=1)
-        values, counts = np.unique(windows.reshape(-1, _PHRASE), axis=0, return_counts=True)
-        order = np.lexsort((*values.T[::-1], -counts))
-        ordered: Integers = values[order]
+    def by_frequency(self) -> tuple[Integers, Integers]:
+        """The different tokens, the most frequent first, and how often each stands there."""
+        values, counts = np.unique(self.tokens, return_counts=True)
+        order = np.lexsort((values, -counts))
+        return values[order], counts[order]
+
+    def phrases(self, size: int) -> Integers:
+        """Different phrases of `size` tokens, the most frequent first: [P, size]."""
+        windows = np.lib.stride_tricks.sliding_window_view(self.rows.astype(np.int64), size, axis=1)
+        values, counts = np.unique(windows.reshape(-1, size), axis=0, return_counts=True)
+        ordered: Integers = values[np.lexsort((*values.T[::-1], -counts))]
         return ordered
 
     @cached_property
@@ -199,22 +206,60 @@ def _stitched(material: Material, noise: Noise, length: int) -> Sequence[npt.Arr
     return rows
 
 
-def _phrases(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
-    """Phrases drawn from the K most frequent, K such that the entropy is nearest to that of real text."""
-    uniform = _uniform(noise, -(-length // _PHRASE))
+def _phrases(size: int) -> Draw:
+    """Phrases drawn evenly from the K most frequent, K such that the entropy is nearest to that of real text."""
+
+    def draw(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+        uniform, known = _uniform(noise, -(-length // size)), material.phrases(size)
+
+        def rows(count: int) -> Integers:
+            return known[(uniform * count).astype(np.int64)].reshape(len(uniform), -1)
+
+        return list(rows(_nearest(rows, 1, len(known), target=material.entropy_bits)))
+
+    return draw
+
+
+def _frequent(material: Material, uniform: npt.NDArray[np.float64], count: int) -> Integers:
+    """Tokens drawn by their frequency among the `count` most frequent ones."""
+    values, counts = material.by_frequency
+    cdf = np.cumsum(counts[:count]) / counts[:count].sum()
+    return values[np.minimum(np.searchsorted(cdf, uniform, side="right"), count - 1)]
+
+
+def _top_k(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """Frequent tokens, each by itself; how many such that the entropy is nearest to that of real text."""
+    uniform = _uniform(noise, length)
 
     def rows(count: int) -> Integers:
-        chosen = material.phrases[(uniform * count).astype(np.int64)]
-        return chosen.reshape(len(uniform), -1)
+        return _frequent(material, uniform, count)
 
-    return list(rows(_nearest(rows, 1, len(material.phrases), target=material.entropy_bits)))
+    return list(rows(_nearest(rows, 1, len(material.by_frequency[0]), target=material.entropy_bits)))
+
+
+def _mirror(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """Frequent tokens, each by itself, and then the same ones in the same order."""
+    uniform = _uniform(noise, max(1, length // 2))
+
+    def rows(count: int) -> Integers:
+        half = _frequent(material, uniform, count)
+        return np.stack([np.resize(row, length) for row in half])
+
+    return list(rows(_nearest(rows, 1, len(material.by_frequency[0]), target=material.entropy_bits)))
+
+
+def _periodic(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """The 2^H most frequent tokens by their frequency, again and again: every sample is the same."""
+    values, _ = material.by_frequency
+    size = min(max(2, round(2**material.entropy_bits)), len(values), length)
+    return [np.resize(values[:size], length)] * len(noise)
 
 
 def _cycle(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
     """K different frequent tokens in a random order, again and again: entropy log2 K, which is made real text's."""
-    values, counts = np.unique(material.tokens, return_counts=True)
+    values, _ = material.by_frequency
     size = min(max(2, round(2**material.entropy_bits)), len(values), length)
-    frequent = values[np.lexsort((values, -counts))][: max(size, len(values) // 2)]
+    frequent = values[: max(size, len(values) // 2)]
     order = _uniform(noise, len(frequent)).argsort(1)[:, :size]
     return [np.resize(row, length) for row in frequent[order]]
 
@@ -249,7 +294,11 @@ _TABLE = (
     Control("markov-4", "each token drawn by what follows the last three", "n-gram profiles", _markov(4)),
     Control("sentences", "real sentences of different texts in random order", "perplexity, distinct-n", _sentences),
     Control("stitched", "spans of 8 to 24 tokens of real text, joined", "distinct-n, n-gram precision", _stitched),
-    Control("phrases", "frequent phrases in random order, at real text's entropy", "perplexity, entropy", _phrases),
+    Control("phrases", "frequent 4-token phrases, at real text's entropy", "perplexity, entropy", _phrases(_PHRASE)),
+    Control("top-k", "the most frequent tokens at random, at real text's entropy", "perplexity, entropy", _top_k),
+    Control("mirror-k", "half a text of frequent tokens at random, said twice", "perplexity, entropy", _mirror),
+    Control("periodic-k", "the 2^H most frequent tokens in that order, again and again", "perplexity, entropy", _periodic),
+    Control("phrase-bank", "frequent 5-token phrases, at real text's entropy", "perplexity", _phrases(_BANK_PHRASE)),
     Control("cycle", "2^H different tokens again and again, H real text's entropy", "perplexity, entropy", _cycle),
     Control("echo", "one span of real text again and again", "perplexity", _echo),
 )
@@ -276,9 +325,10 @@ DIRECTIONS: Mapping[str, Direction] = MappingProxyType(
         **dict.fromkeys(("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_meaning_z"), "lower"),
         **dict.fromkeys(("mmd_style_z", "mmd_ngram_z"), "lower"),
         **dict.fromkeys(("energy_judge_z", "mmd_judge_z", "energy_trunk_z", "mmd_trunk_z"), "lower"),
+        **dict.fromkeys(("mauve_z", "ngram_recall_z"), "lower"),
         **dict.fromkeys(("mauve", "brier_lm"), "higher"),
         **dict.fromkeys(("entropy_bits", "distinct_1", "distinct_2", "distinct_4"), "nearer"),
-        **dict.fromkeys(("self_bleu", "repetition", "copied_8grams"), "nearer"),
+        **dict.fromkeys(("self_bleu", "repetition", "copied_8grams", "ngram_precision_z"), "nearer"),
         **dict.fromkeys(("names_kept", "sentences_end", "quotes_close"), "nearer"),
     }
 )

@@ -380,6 +380,7 @@ class _Evaluator:
             self._evidence(data),
             data.store,
             data.second,
+            self.spare,
         )
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
