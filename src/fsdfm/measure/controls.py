@@ -30,6 +30,7 @@ from fsdfm.noise import Noise, Purpose
 __all__ = [
     "CONTROLS",
     "DIRECTIONS",
+    "PER_TEXT",
     "Blindness",
     "Control",
     "Direction",
@@ -297,7 +298,9 @@ _TABLE = (
     Control("phrases", "frequent 4-token phrases, at real text's entropy", "perplexity, entropy", _phrases(_PHRASE)),
     Control("top-k", "the most frequent tokens at random, at real text's entropy", "perplexity, entropy", _top_k),
     Control("mirror-k", "half a text of frequent tokens at random, said twice", "perplexity, entropy", _mirror),
-    Control("periodic-k", "the 2^H most frequent tokens in that order, again and again", "perplexity, entropy", _periodic),
+    Control(
+        "periodic-k", "the 2^H most frequent tokens in that order, again and again", "perplexity, entropy", _periodic
+    ),
     Control("phrase-bank", "frequent 5-token phrases, at real text's entropy", "perplexity", _phrases(_BANK_PHRASE)),
     Control("cycle", "2^H different tokens again and again, H real text's entropy", "perplexity, entropy", _cycle),
     Control("echo", "one span of real text again and again", "perplexity", _echo),
@@ -333,6 +336,14 @@ DIRECTIONS: Mapping[str, Direction] = MappingProxyType(
     }
 )
 """Of the metrics that rank texts."""
+
+PER_TEXT = frozenset(
+    (
+        *("token_perplexity", "perplexity", "second_token_perplexity", "second_perplexity", "entropy_bits"),
+        *("repetition", "copied_8grams", "names_kept", "sentences_end", "quotes_close"),
+    )
+)
+"""Of those, what is said of each text by itself, so that it does not move with the number of texts."""
 
 Scored = Mapping[str, Mapping[str, Measured]]
 """Who -> metric -> number."""
@@ -389,10 +400,32 @@ def find_blindness(
     return marks
 
 
-def blind_metrics(evaluation: Evaluation) -> list[Blindness]:
-    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text."""
-    models = {f"{row.steps} steps": row.metrics for row in evaluation.plain}
-    return find_blindness(evaluation.real, models, evaluation.controls)
+def blind_metrics(evaluation: Evaluation, *, lent: Evaluation | None = None) -> list[Blindness]:
+    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text.
+
+    Rows of another number of texts than the controls have are ranked only by what each text says by itself: distinct-n
+    and the like move with the number.
+
+    lent   another evaluation, of the same judge, whose controls stand in for those that this one has not
+    """
+    source = evaluation if lent is None else lent
+    count = source.facts.get("num_samples")
+    budgets = [row.steps for row in evaluation.plain]
+    rows = {
+        f"{row.steps}{f' at {row.temperature:g}' if budgets.count(row.steps) > 1 else ''} steps": row
+        for row in evaluation.plain
+    }
+    rows |= {str(row.facts["name"]): row for row in evaluation.alternatives if "name" in row.facts}
+    models = {
+        name: row.metrics if lent is None and row.num_samples in (None, count) else _alone(row.metrics)
+        for name, row in rows.items()
+    }
+    real = evaluation.real if lent is None or evaluation.real else lent.real
+    return find_blindness(real if lent is None else _alone(real), models, source.controls)
+
+
+def _alone(metrics: Mapping[str, Measured]) -> dict[str, Measured]:
+    return {name: found for name, found in metrics.items() if name in PER_TEXT}
 
 
 def _above(controls: Mapping[str, Measured], other: Measured, rank: _Rank) -> tuple[str, ...]:

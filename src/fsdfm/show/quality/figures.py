@@ -88,7 +88,7 @@ def _against_calls(axes: Axes, comparison: Comparison, metric: Metric, *, number
 
 
 def _panel_title(comparison: Comparison, metric: Metric) -> str:
-    label = metric.label[0].upper() + metric.label[1:]
+    label = metric.label[0].upper() + comparison.marks.label(metric)[1:]
     judge = comparison.evaluations[0].judge.get("name")
     return f"{label} under {judge}" if metric.is_perplexity and judge else label
 
@@ -174,7 +174,7 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
     axes.margins(x=0.1)
     _say_apart(axes, ends)
     axes.set_xlabel("entropy of a sample, bits (right: more diverse)")
-    axes.set_ylabel(metric.label)
+    axes.set_ylabel(comparison.marks.label(metric))
     set_title(axes, "Perplexity against entropy as the temperature rises")
     swept = [n for n, evaluation in enumerate(comparison.evaluations) if _sweeps(evaluation, metric)]
     flagged = any(row.flags for n in swept for row in comparison.evaluations[n].frontier)
@@ -236,7 +236,7 @@ def draw_latency(comparison: Comparison) -> Figure | None:
         set_log_axis(axes, which)
     _say_apart(axes, _without_crowds(texts))
     axes.set_xlabel("seconds per sample")
-    axes.set_ylabel(metric.label)
+    axes.set_ylabel(comparison.marks.label(metric))
     set_title(axes, f"{_panel_title(comparison, metric)} against time; numbers are steps")
     _legend(figure, comparison, [metric])
     return figure
