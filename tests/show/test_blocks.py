@@ -164,6 +164,22 @@ def test_numbers_can_be_ratios_and_stand_alone(results: Path) -> None:
         fill_blocks("<!-- number few-8.json 8 token_perplexity over 4 --><!-- /number -->", results)
 
 
+def test_the_ratios_at_equal_entropy_stand_in_a_line(results: Path) -> None:
+    def sweep(name: str, times: float) -> Evaluation:
+        rows = tuple(
+            Row(steps=1, temperature=t, metrics={"token_perplexity": Measured(times * p), "entropy_bits": Measured(h)})
+            for t, p, h in ((0.8, 10.0, 5.0), (1.0, 20.0, 6.0))
+        )
+        return Evaluation(model={"name": name}, judge={"name": "toy"}, frontier=rows)
+
+    save_evaluation(sweep("a", 1.0), results / "a.json")
+    save_evaluation(sweep("b", 0.25), results / "b.json")
+    text = "<!-- equal-entropy a.json b.json -->?<!-- /equal-entropy --> times"
+    assert fill_blocks(text, results) == text.replace("?", "0.250 to 0.250")
+    with pytest.raises(ValueError, match=r"have no entropy in common; sweep both"):
+        fill_blocks(text.replace("b.json", "few-8.json"), results)
+
+
 def test_a_picture_is_stale_until_it_is_drawn_from_the_numbers_that_there_are(results: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     document, picture = tmp_path / "docs" / "a.md", tmp_path / "docs" / "assets" / "quality.png"

@@ -86,6 +86,17 @@ def test_report_and_csv_have_both(tmp_path: Path) -> None:
     assert "A: cycle,control,," in results_csv(comparison)
 
 
+def test_budgets_that_one_model_did_not_sweep_are_no_common_ones() -> None:
+    """A file with controls and many budgets, joined with a sweep of one of them, is compared at that one."""
+    few = evaluation("B", math.log(0.5))
+    swept = [replace(row, steps=1) for row in (*few.rows, *few.frontier)]
+    few = replace(few, rows=(swept[0], *few.rows), frontier=tuple(swept[1:]))
+    table = equal_entropy_table(Comparison(("A", "B"), (evaluation("A", 0.0), few)))
+    assert table is not None
+    assert {row[1] for row in table.rows} == {"1 against 8"}
+    assert BLIND in table.title
+
+
 def test_every_table_of_a_report_bears_the_mark() -> None:
     """Whatever part of it is copied out, a reader sees that the perplexity in it was fooled, and by what."""
     comparison = Comparison(("A", "B"), (evaluation("A", 0.0), evaluation("B", -0.1)))

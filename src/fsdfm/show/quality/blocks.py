@@ -16,6 +16,10 @@ and holds the digest of what it was drawn from, so that one that is out of date 
     <!-- picture latency fewstep*.json -->
     ![Perplexity against seconds](assets/latency.png)
 
+The least and the largest ratio that two sweeps have at equal entropy stand inside of a line, too:
+
+    <!-- equal-entropy sweeps/parent.json sweeps/fewstep.json -->0.160 to 0.290<!-- /equal-entropy --> times
+
 A section of a study's report, which is Markdown already, is taken over as it stands:
 
     <!-- study sudoku-4x4.md Easy -->
@@ -63,6 +67,7 @@ _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /result
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+)(?: over (\S+))?( alone)? -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _PICTURE = re.compile(r"<!-- picture ([a-z-]+) ([^>]*?) -->\n!\[[^\]]*\]\(([^)\s]+\.png)\)")
 _ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
+_RATIOS = re.compile(r"(<!-- equal-entropy (\S+) (\S+) -->)(.*?)(<!-- /equal-entropy -->)", re.DOTALL)
 _STUDY = re.compile(r"(<!-- study (\S+) ([^>]*?) ?-->\n)(.*?)(<!-- /study -->)", re.DOTALL)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL, _ALTERNATIVE = "real", "alternative"
@@ -74,6 +79,7 @@ def fill_blocks(text: str, folder: Path) -> str:
 
     def fill(part: str) -> str:
         part = _STUDY.sub(lambda found: _section(found, folder), part)
+        part = _RATIOS.sub(lambda found: _ratios(found, folder), part)
         return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), part))
 
     return "".join(part if part.startswith("```") else fill(part) for part in _FENCED.split(text))
@@ -183,6 +189,16 @@ def _section(found: re.Match[str], folder: Path) -> str:
     if heading not in parts:
         raise ValueError(f"{name} has no section {heading!r}; it has {', '.join(parts)}")
     return f"{begin}{parts[heading].strip()}\n{end}"
+
+
+def _ratios(found: re.Match[str], folder: Path) -> str:
+    """The least and the largest ratio of perplexities at the entropies that both sweeps have."""
+    begin, first, other, _, end = found.groups()
+    table = equal_entropy_table(_comparison([folder / first, folder / other]))
+    if table is None:
+        raise ValueError(f"{first} and {other} have no entropy in common; sweep both: --frontier 0.8,0.9,1")
+    ratios = [row[-1].strip("*").partition(" ")[0] for row in table.rows]
+    return f"{begin}{min(ratios, key=float)} to {max(ratios, key=float)}{end}"
 
 
 def _number(found: re.Match[str], folder: Path) -> str:

@@ -282,8 +282,11 @@ def _bits(row: Row) -> float | None:
 
 
 def _swept(first: Evaluation, other: Evaluation) -> list[tuple[int, int]]:
-    """Budgets to compare sweeps at: those that both have, or, where they have none in common, each with each."""
-    ours, theirs = (sorted({row.steps for row in (*e.plain, *e.frontier)}) for e in (first, other))
+    """Budgets to compare sweeps at: those that both swept, or, where they have none in common, each with each."""
+    ours, theirs = (
+        [steps for steps in sorted({row.steps for row in (*e.plain, *e.frontier)}) if _sweep(e, steps) is not None]
+        for e in (first, other)
+    )
     common = [(steps, steps) for steps in ours if steps in theirs]
     return common or [(a, b) for a in ours for b in theirs]
 
