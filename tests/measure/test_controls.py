@@ -133,6 +133,17 @@ def test_periodic_k_is_the_frequent_tokens_in_their_order(material: Material) ->
     assert rows.tolist() == [(by_frequency(material)[:k] * LENGTH)[:LENGTH]] * 3
 
 
+def test_frequent_tokens_are_one_document(material: Material) -> None:
+    """What parts documents is frequent, and a judge would read what follows it by itself."""
+    first = by_frequency(material)[0]
+    parted = Material(material.rows, material.ends, frozenset({first}))
+    for name in ("top-k", "mirror-k", "periodic-k"):
+        assert (CONTROLS[name].sample(material, Noise(0, range(4)), LENGTH) == first).any(), name
+        assert not (CONTROLS[name].sample(parted, Noise(0, range(4)), LENGTH) == first).any(), name
+    with pytest.raises(ValueError, match="nothing but borders of documents"):
+        CONTROLS["top-k"].sample(Material(np.full((2, 8), 3), borders=frozenset({3})), Noise(0), 8)
+
+
 def test_a_phrase_bank_draws_five_tokens_evenly_from_the_most_frequent(material: Material) -> None:
     rows = CONTROLS["phrase-bank"].sample(material, Noise(0, range(200)), 60)
     drawn: dict[tuple[int, ...], int] = {}

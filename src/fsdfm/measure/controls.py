@@ -57,11 +57,14 @@ _LONGEST_ORDER = 4
 class Material:
     """Real text that controls are made of: rows of tokens [M, L] that no sample is compared with.
 
-    ends    bool [V]: does a token end a sentence? Without it sentences cannot be told apart
+    ends      bool [V]: does a token end a sentence? Without it sentences cannot be told apart
+    borders   tokens that part documents: a judge reads what stands between them by itself, so that text of frequent
+              tokens with these among them would be many short texts, and never be said twice in one
     """
 
     rows: npt.NDArray[np.integer]
     ends: npt.NDArray[np.bool_] | None = None
+    borders: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or min(self.rows.shape) < 1:
@@ -96,8 +99,10 @@ class Material:
 
     @cached_property
     def by_frequency(self) -> tuple[Integers, Integers]:
-        """The different tokens, the most frequent first, and how often each stands there."""
-        values, counts = np.unique(self.tokens, return_counts=True)
+        """The different tokens but those that part documents, the most frequent first, and how often each stands."""
+        values, counts = np.unique(self.tokens[~np.isin(self.tokens, list(self.borders))], return_counts=True)
+        if not len(values):
+            raise ValueError("the rows hold nothing but borders of documents; give text")
         order = np.lexsort((values, -counts))
         return values[order], counts[order]
 
@@ -258,9 +263,9 @@ def _periodic(material: Material, noise: Noise, length: int) -> Sequence[npt.Arr
 
 def _cycle(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
     """K different frequent tokens in a random order, again and again: entropy log2 K, which is made real text's."""
-    values, _ = material.by_frequency
+    values, counts = np.unique(material.tokens, return_counts=True)
     size = min(max(2, round(2**material.entropy_bits)), len(values), length)
-    frequent = values[: max(size, len(values) // 2)]
+    frequent = values[np.lexsort((values, -counts))][: max(size, len(values) // 2)]
     order = _uniform(noise, len(frequent)).argsort(1)[:, :size]
     return [np.resize(row, length) for row in frequent[order]]
 
