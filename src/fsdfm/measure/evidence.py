@@ -183,7 +183,7 @@ class Evidence:
         """Bits per token of one half of real text under a model of the other: the scale of both directions."""
         rows = np.asarray(self.real)[:, self.reader.num_bos :]
 
-        def bits(a: Matrix, b: Matrix) -> float:
+        def bits(a: TokenRows, b: TokenRows) -> float:
             model = NgramModel.fit(list(a), order=_ORDER, vocab_size=self._vocab)
             total, count = cross_entropy_bits(model, list(b)).sum(0)
             return float(total / count)

@@ -136,11 +136,11 @@ def _threads() -> Iterator[None]:
 
     usual, kmeans = faiss.omp_get_max_threads(), faiss.Kmeans
     faiss.omp_set_num_threads(torch.get_num_threads())
-    faiss.Kmeans = partial(kmeans, min_points_per_centroid=1)
+    faiss.Kmeans = partial(kmeans, min_points_per_centroid=1)  # type: ignore[misc, assignment]
     try:
         yield
     finally:
-        faiss.Kmeans = kmeans
+        faiss.Kmeans = kmeans  # type: ignore[misc]
         faiss.omp_set_num_threads(usual)
 
 
