@@ -77,28 +77,36 @@ models: $(STAMP) ## parent and child by their recipes, from the files in STORIES
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-onpolicy
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-onpolicy --out models/fewstep --half
 
-# What is measured with is not part of the package: say where it is. The same command resumes; --processes 2 halves it.
+# What is measured with is not part of the package: say where it is. The same command resumes; EXTRA="--processes 2" halves it.
+# Result files of weights that no longer ship are removed first, so that new weights need no other command. For the parent:
+# make measure MODEL=parent SWEPT=8 EXTRA="--threads 1 --jump spaced --precision bfloat16"
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
 NUM ?= 32
 FEW ?= 12
+POINT ?= 24
+SWEPT ?= 1
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
+FEATURES ?= trunk,judge
 ALTERNATIVE ?= stories15m:stories15M.bin $(wildcard runs/stories-next/model)
 RESULTS ?= src/fsdfm/assets/demo/results
 EXTRA ?= --threads 1
 MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) $(EXTRA)
 BESIDE = $(addprefix --alternative ,$(ALTERNATIVE))
-JUDGES = --judge smollm2 --second-judge gemma3 --frontier none
-EVIDENCE = --training $(TRAINING) --mauve minilm --features trunk --metrics perplexity,diversity,distances,copying,mauve
+JUDGES ?= --judge smollm2 --second-judge gemma3
+ONE_JUDGE ?= --judge smollm2
+EVIDENCE = --training $(TRAINING) --mauve minilm --features $(FEATURES) --metrics perplexity,diversity,distances,copying,mauve
 
 measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, autoregressive models
-	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
-	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
+	$(BIN)/fsdfm results --prune --from $(RESULTS)
+	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --frontier none --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
+	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --frontier none --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
 	$(MEASURE) $(BESIDE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
-	$(BIN)/fsdfm results
+	$(MEASURE) $(ONE_JUDGE) --metrics perplexity,diversity --no-controls --frontier 0.8,0.9,1 --steps $(SWEPT) --num $(POINT) --json $(RESULTS)/sweeps/$(NAME).json
+	$(BIN)/fsdfm results --from $(RESULTS)
 
-results: $(STAMP) ## numbers of result files into README, docs and cards; CHECK=1 only compares
+results: $(STAMP) ## numbers of result files into README, docs, their pictures and cards; CHECK=1 only compares
 	$(BIN)/fsdfm results $(if $(CHECK),--check)
 
 docs: $(STAMP) ## serve the documentation on localhost

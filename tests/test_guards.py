@@ -32,6 +32,7 @@ OF_SEVERAL = {
     "cli/test_cli",
     "cli/test_evaluate",
     "cli/test_generate",
+    "cli/test_measure",
     "cli/test_results",
     "cli/test_train",
     "data/test_pinned",

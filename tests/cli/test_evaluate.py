@@ -47,7 +47,7 @@ def test_temperatures_are_swept_and_controls_measured_unless_told_otherwise(file
     assert run(*words, "--json", str(tmp_path / "a.json")).exit_code == 0
     found = load_evaluation(tmp_path / "a.json")
     assert [row.temperature for row in found.frontier] == [0.8, 0.9]
-    assert {"unigram", "markov-4", "cycle", "echo"} <= set(found.controls)
+    assert {"unigram", "markov-4", "cycle", "echo", "top-k", "mirror-k", "periodic-k"} <= set(found.controls)
     assert all("token_perplexity" in metrics for metrics in found.controls.values())
     assert {"metric", "above_real", "above_models"} <= set(found.facts["blind"][0])
     run(*words, "--json", str(tmp_path / "b.json"), "--frontier", "none", "--no-controls")
@@ -55,6 +55,18 @@ def test_temperatures_are_swept_and_controls_measured_unless_told_otherwise(file
     assert (other.frontier, dict(other.controls)) == ((), {})
     assert other.real["token_perplexity"] == found.real["token_perplexity"]
     assert other.rows[0].metrics == found.rows[0].metrics
+
+
+def test_a_report_is_written_beside_the_tables(files, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "report"
+    more = ["--steps", "1", "--metrics", "perplexity", "--frontier", "0.8,1.2", "--report", str(out)]
+    done = run(*arguments(files, *more))
+    assert done.exit_code == 0
+    assert {"report.md", "results.csv", "frontier.png", "latency.png"} <= {file.name for file in out.iterdir()}
+    assert "negative controls" in (out / "report.md").read_text()
+    with pytest.raises(ValueError, match="--report is not used with --tasks"):
+        run("evaluate", "--tasks", "x", "--report", str(out))
 
 
 def test_an_autoregressive_model_stands_beside_it(files, tmp_path):

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from fsdfm.checkpoint import load_model
+from fsdfm.checkpoint.embedded import find_model
 from fsdfm.cli import app
 from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
+from fsdfm.model.weights import weights_sha256
 
 TEXT = "In 8 calls <!-- number a.json 8 entropy_bits -->5<!-- /number --> bits.\n"
 
@@ -26,6 +29,27 @@ def test_check_fails_until_the_document_is_written(tmp_path: Path) -> None:
     assert "6.25 [6.00, 6.50]" in document.read_text()
     agreed = CliRunner().invoke(app, [*words, "--check"])
     assert (agreed.exit_code, agreed.stdout.strip()) == (0, "documents, cards and result files agree")
+
+
+def test_prune_removes_what_was_measured_of_weights_that_no_longer_ship(tmp_path: Path) -> None:
+    name, sha256 = "fewstep", weights_sha256(load_model(find_model("fewstep")).model)
+    row, written = Row(steps=8), Row(steps=255, facts={"name": "ar"})
+
+    def save(file: str, sha: str, **parts: tuple[Row, ...]) -> Path:
+        model = {"name": name if file != "others.json" else "others", "checkpoint_sha256": sha}
+        save_evaluation(Evaluation(model=model, **parts), tmp_path / file)
+        return tmp_path / file
+
+    kept = [save("own.json", sha256, rows=(row,)), save("others.json", "old", rows=(row,))]
+    kept.append(save("beside.json", "old", alternatives=(written,)))
+    (tmp_path / "sweeps").mkdir()
+    gone = [save("old.json", "old", rows=(row,)), save("sweeps/old.json", "old", frontier=(row,))]
+    done = CliRunner().invoke(app, ["results", "--prune", "--from", str(tmp_path)])
+    assert done.stdout.strip() == f"removed: {gone[0]}, {gone[1]}"
+    assert [file.exists() for file in (*kept, *gone)] == [True, True, True, False, False]
+    again = CliRunner().invoke(app, ["results", "--prune", "--from", str(tmp_path)])
+    assert again.stdout.strip() == "every result file is of the weights that ship"
+    assert isinstance(CliRunner().invoke(app, ["results", "--prune", "--check"]).exception, ValueError)
 
 
 def test_the_results_that_ship_agree_with_the_cards(monkeypatch, tmp_path: Path) -> None:

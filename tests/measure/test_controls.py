@@ -14,6 +14,7 @@ from fsdfm.measure.results import Measured
 from fsdfm.noise import Noise
 
 VOCAB, LENGTH, STOP = 40, 64, 0
+WHOLE_SET = ("phrases", "phrase-bank", "top-k", "mirror-k", "echo")  # match the entropy of all their rows together
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,11 @@ def test_every_control_gives_rows_that_depend_on_seed_and_sample_only(material: 
         assert rows.shape == (6, LENGTH)
         assert rows.dtype == np.int32
         assert np.isin(rows, material.rows).all()
-        if control.name != "phrases" and control.name != "echo":  # these two match the entropy of their whole set
+        if control.name not in WHOLE_SET:
             assert (control.sample(material, Noise(3, [4]), LENGTH) == rows[4:5]).all(), control.name
         assert (control.sample(material, Noise(3, range(6)), LENGTH) == rows).all()
-        assert (control.sample(material, Noise(4, range(6)), LENGTH) != rows).any()
+        changed = (control.sample(material, Noise(4, range(6)), LENGTH) != rows).any()
+        assert changed == (control.name != "periodic-k"), control.name  # which has no randomness
 
 
 def test_markov_text_has_only_real_ngrams_and_unigram_text_has_others(material: Material) -> None:
@@ -98,6 +100,59 @@ def test_a_cycle_and_an_echo_say_everything_twice(material: Material) -> None:
         assert (row[size:] == row[: LENGTH - size]).all()
     for row in CONTROLS["echo"].sample(material, Noise(0, range(4)), LENGTH):
         assert any((row[k:] == row[:-k]).all() for k in range(1, LENGTH // 2 + 1))
+
+
+def by_frequency(material: Material) -> list[int]:
+    values, counts = np.unique(material.tokens, return_counts=True)
+    return [int(v) for v, _ in sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))]
+
+
+def test_top_k_draws_the_most_frequent_tokens_by_their_shares(material: Material) -> None:
+    rows = CONTROLS["top-k"].sample(material, Noise(0, range(400)), LENGTH)
+    used = sorted(set(rows.ravel().tolist()))
+    k = len(used)
+    assert set(used) == set(by_frequency(material)[:k])
+    want = np.array([(material.tokens == token).sum() for token in used], dtype=float)
+    have = np.array([(rows == token).mean() for token in used])
+    assert np.abs(have - want / want.sum()).max() < 5 * math.sqrt(0.15 / rows.size)
+    entropy = float(np.mean([unigram_entropy_bits(row) for row in rows]))
+    assert entropy == pytest.approx(min(material.entropy_bits, entropy), abs=0.2)
+
+
+def test_mirror_k_says_its_first_half_again(material: Material) -> None:
+    for length in (64, 31):
+        rows = CONTROLS["mirror-k"].sample(material, Noise(0, range(8)), length)
+        half = length // 2
+        assert (rows[:, half : 2 * half] == rows[:, :half]).all()
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+
+
+def test_periodic_k_is_the_frequent_tokens_in_their_order(material: Material) -> None:
+    rows = CONTROLS["periodic-k"].sample(material, Noise(0, range(3)), LENGTH)
+    k = round(2**material.entropy_bits)
+    assert rows.tolist() == [(by_frequency(material)[:k] * LENGTH)[:LENGTH]] * 3
+
+
+def test_frequent_tokens_are_one_document(material: Material) -> None:
+    """What parts documents is frequent, and a judge would read what follows it by itself."""
+    first = by_frequency(material)[0]
+    parted = Material(material.rows, material.ends, frozenset({first}))
+    for name in ("top-k", "mirror-k", "periodic-k"):
+        assert (CONTROLS[name].sample(material, Noise(0, range(4)), LENGTH) == first).any(), name
+        assert not (CONTROLS[name].sample(parted, Noise(0, range(4)), LENGTH) == first).any(), name
+    with pytest.raises(ValueError, match="nothing but borders of documents"):
+        CONTROLS["top-k"].sample(Material(np.full((2, 8), 3), borders=frozenset({3})), Noise(0), 8)
+
+
+def test_a_phrase_bank_draws_five_tokens_evenly_from_the_most_frequent(material: Material) -> None:
+    rows = CONTROLS["phrase-bank"].sample(material, Noise(0, range(200)), 60)
+    drawn: dict[tuple[int, ...], int] = {}
+    for phrase in rows.reshape(-1, 5).tolist():
+        drawn[tuple(phrase)] = drawn.get(tuple(phrase), 0) + 1
+    bank = [tuple(phrase) for phrase in material.phrases(5).tolist()]
+    assert set(drawn) <= set(bank[: len(drawn) + len(drawn) // 10 + 1])  # the most frequent ones, nearly all of them
+    expected = rows.size / 5 / len(drawn)
+    assert max(drawn.values()) < expected + 6 * math.sqrt(expected)  # not by frequency
 
 
 def test_material_without_sentences_gives_the_other_controls() -> None:

@@ -36,6 +36,9 @@ def test_real_text_is_near_and_other_text_is_far(evidence: Evidence) -> None:
         assert near[name].low < near[name].value < near[name].high
     for name in ("ngram_recall_bits", "ngram_precision_bits"):
         assert far[name].value > near[name].value + 1
+    for name in ("ngram_recall_z", "ngram_precision_z"):
+        assert abs(near[name].value) < 4 < far[name].value, name
+        assert near[name].facts["n"] == 30
     assert near["energy_style_z"].facts["n"] == 30
 
 
@@ -48,6 +51,7 @@ def test_what_is_left_of_real_text_is_measured_alike(evidence: Evidence) -> None
 def test_lost_variety_is_a_matter_of_recall(evidence: Evidence) -> None:
     one = evidence.measure(np.repeat(rows(4, 2), 15, axis=0))
     other = evidence.measure(rows(4, 30))
+    assert one["ngram_recall_z"].value > 4
     assert one["ngram_recall_bits"].value > other["ngram_recall_bits"].value + 0.5
     assert one["ngram_precision_bits"].value < other["ngram_precision_bits"].value + 0.5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from fsdfm.data import Tokenizer
 from fsdfm.measure import mauve as module
 from fsdfm.measure.judges import shuffle_words
 from fsdfm.measure.mauve import Mauve, compute_mauve, huggingface_features
+from fsdfm.measure.rows import Reader
+from fsdfm.measure.suite import MetricSuite
 
 pytest.importorskip("mauve", reason="the extra `measure`")
 
@@ -50,6 +54,34 @@ def test_halves_are_close_and_shuffled_text_is_far() -> None:
     assert far.high < 0.1
     again = compute_mauve(transitions(texts[:100]), transitions(texts[100:]), seeds=range(2))
     assert again == halves
+
+
+def test_few_texts_are_clustered_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    import faiss
+
+    kmeans, features = faiss.Kmeans, transitions([walk(i) for i in range(40)])
+    compute_mauve(features[:20], features[20:], seeds=(0,))
+    assert capfd.readouterr() == ("", "")
+    assert faiss.Kmeans is kmeans
+
+
+def test_mauve_in_deviations_of_real_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as real text is from real text for other real text, further for shuffled text, not known without both."""
+    monkeypatch.setattr("fsdfm.measure.suite._MAUVE_SPLITS", 8)
+    tokenizer = Tokenizer.bytes()
+
+    def rows(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        return np.array([tokenizer.encode(f"{text:<120}"[:120]) for text in texts], dtype=np.int32)
+
+    real, spare, other = (rows([walk(i) for i in range(k, k + 40)]) for k in (0, 40, 80))
+    far = rows([shuffle_words(walk(i), seed=i) for i in range(80, 120)])
+    suite = MetricSuite(Reader(tokenizer), ("mauve",), real=real, features=transitions, spare=spare)
+    near, away = suite.mauve(other, "near")["mauve_z"], suite.mauve(far, "far")["mauve_z"]
+    assert abs(near.value) < 4 < away.value
+    assert away.low <= away.value <= away.high
+    assert away.facts["n"] == 40
+    assert set(replace(suite, spare=None).mauve(other, "alone")) == {"mauve"}
+    assert set(suite.mauve(other[:20], "fewer")) == {"mauve"}
 
 
 def test_bad_requests() -> None:

@@ -413,7 +413,7 @@ def controls() -> object:
         ends.nonzero()[0],
         material.entropy_bits,
         len(material.sentences),
-        material.phrases[:5],
+        material.phrases(4)[:5],
         material.counts,
     ]
     for length in (1, 17, 60):

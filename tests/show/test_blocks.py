@@ -139,6 +139,66 @@ def test_what_cannot_be_filled_says_where(results: Path, tmp_path: Path) -> None
         assert str(document) in str(error.value)
 
 
+def test_an_autoregressive_model_alone_joins_whatever_weights_it_was_measured_beside() -> None:
+    """What was measured of stories15M beside weights that no longer ship holds; what was measured of them does not."""
+    new = evaluation(1, 5.0, sha="new")
+    written = Row(steps=255, metrics={"token_perplexity": Measured(10.2)}, facts={"name": "ar"})
+    old = replace(
+        evaluation(1, 9.0, sha="old"), rows=(), alternatives=(written,), real={"token_perplexity": Measured(3.0)}
+    )
+    for order in ([new, old], [old, new]):
+        (joined,) = join_evaluations(order).values()
+        assert (joined.rows, joined.real, joined.alternatives) == (new.rows, new.real, (written,))
+        assert joined.model["checkpoint_sha256"] == "new"
+
+
+def test_numbers_can_be_ratios_and_stand_alone(results: Path) -> None:
+    for mark, written in (
+        ("8 token_perplexity alone", "47.6"),
+        ("8 token_perplexity over real alone", "4.91"),
+        ("8 token_perplexity over real", "4.91 [4.77, 5.06]"),
+    ):
+        text = f"x <!-- number few-8.json {mark} -->?<!-- /number --> y"
+        assert fill_blocks(text, results) == text.replace("?", written)
+    with pytest.raises(ValueError, match="no token_perplexity at 4"):
+        fill_blocks("<!-- number few-8.json 8 token_perplexity over 4 --><!-- /number -->", results)
+
+
+def test_the_ratios_at_equal_entropy_stand_in_a_line(results: Path) -> None:
+    def sweep(name: str, times: float) -> Evaluation:
+        rows = tuple(
+            Row(steps=1, temperature=t, metrics={"token_perplexity": Measured(times * p), "entropy_bits": Measured(h)})
+            for t, p, h in ((0.8, 10.0, 5.0), (1.0, 20.0, 6.0))
+        )
+        return Evaluation(model={"name": name}, judge={"name": "toy"}, frontier=rows)
+
+    save_evaluation(sweep("a", 1.0), results / "a.json")
+    save_evaluation(sweep("b", 0.25), results / "b.json")
+    text = "<!-- equal-entropy a.json b.json -->?<!-- /equal-entropy --> times"
+    assert fill_blocks(text, results) == text.replace("?", "0.250 to 0.250")
+    with pytest.raises(ValueError, match=r"have no entropy in common; sweep both"):
+        fill_blocks(text.replace("b.json", "few-8.json"), results)
+
+
+def test_a_picture_is_stale_until_it_is_drawn_from_the_numbers_that_there_are(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document, picture = tmp_path / "docs" / "a.md", tmp_path / "docs" / "assets" / "quality.png"
+    picture.parent.mkdir(parents=True)
+    text = "<!-- picture quality few*.json -->\n![Perplexity by calls](assets/quality.png)\n"
+    document.write_text(text)
+    assert stale_documents([document], results) == [picture]
+    assert write_documents([document], results) == [picture]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (stale_documents([document], results), document.read_text()) == ([], text)
+    save_evaluation(evaluation(8, 50.0), results / "few-8.json")
+    assert stale_documents([document], results) == [picture]
+    document.write_text("```\n" + text + "```\n")  # an example
+    assert stale_documents([document], results) == []
+    document.write_text(text.replace("quality few", "pie few"))
+    with pytest.raises(ValueError, match="the picture 'pie' is not known; allowed are latency, frontier, quality"):
+        stale_documents([document], results)
+
+
 def test_files_of_one_model_with_other_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="different weights"):
         join_evaluations([evaluation(1, 5.0), evaluation(8, 5.0, sha="b")])

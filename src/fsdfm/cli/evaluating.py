@@ -55,6 +55,12 @@ def evaluate(
     json: Annotated[
         Path | None, typer.Option(help="Result file, written after every row; the same command again resumes.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write tables and figures into this folder: the frontier, latency, claims.", metavar="DIR"
+        ),
+    ] = None,
     samples: Annotated[Path | None, typer.Option(help="Keep what is sampled in this file (JSON lines).")] = None,
     from_samples: Annotated[
         Path | None, typer.Option(help="Measure the samples of such a file; MODEL is left out.")
@@ -106,16 +112,24 @@ def evaluate(
     """
     given = dict(locals())
     groups = {**given.pop("sampling").options(), **asdict(given.pop("machine"))}
+    report_folder = given.pop("report")
     own = {name: given.pop(name) for name in ("tasks", "task_folder", "limit", "num_fewshot", "likelihood")}
     if own["tasks"] is not None:
+        if report_folder is not None:
+            raise ValueError("--report is not used with --tasks; leave it out")
         return _run_tasks(own, given, sampling=sampling, machine=machine)
     if lonely := next((name for name, value in own.items() if value is not None), None):
         raise ValueError(f"--{lonely.replace('_', '-')} goes with --tasks; name some, or leave it out")
     given = {**groups, **given}  # its own --steps, which are budgets, last
     import fsdfm.peers  # noqa: F401  (gives their rules their names)
     from fsdfm.measure.evaluation import EvaluationRequest, count, run_evaluation
+    from fsdfm.show.plots import require_plots
+    from fsdfm.show.quality.comparison import Comparison
+    from fsdfm.show.quality.report import write_comparison
     from fsdfm.show.quality.terminal import print_tables
 
+    if report_folder is not None:
+        require_plots()  # now, not after the measuring
     for option in ("training", "matched", "alternative"):
         given[option] = tuple(given[option] or ())
     outcome = run_evaluation(EvaluationRequest(**given))
@@ -124,6 +138,8 @@ def evaluate(
     if outcome.evaluation is not None:
         wide = console if console.is_terminal else Console(width=160)
         print_tables(outcome.evaluation, wide)
+        if report_folder is not None:
+            write_comparison(Comparison((outcome.evaluation.name,), (outcome.evaluation,)), report_folder)
     if not outcome.finished:
         rows = 0 if outcome.evaluation is None else len(outcome.evaluation.rows) + len(outcome.evaluation.frontier)
         kept = "nothing is kept: give --json FILE" if json is None else f"in {json}; the same command resumes"

@@ -28,6 +28,7 @@ def report(
 
 
 def results(
+    *,
     documents: Annotated[
         list[Path] | None, typer.Argument(help="Markdown with marked tables and numbers. [default: README.md, docs]")
     ] = None,
@@ -37,14 +38,24 @@ def results(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail where a document is out of date.")
     ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Only remove result files of the models that ship that are of other weights."),
+    ] = False,
 ) -> None:
-    """Write the numbers of result files into documents and model cards, or check that they say the same."""
+    """Write the numbers of result files into documents, their pictures and model cards, or check that they agree."""
     from fsdfm.checkpoint.embedded import embedded_models, stored_demo
-    from fsdfm.demo.card import stale_card
+    from fsdfm.demo.card import prune_results, stale_card
     from fsdfm.files import write_text
     from fsdfm.show.quality.blocks import stale_documents, write_documents
 
     source = folder or stored_demo() / "results"
+    if prune:
+        if check or documents:
+            raise ValueError("--prune stands alone; give documents or --check to a command after it")
+        gone = prune_results(source)
+        typer.echo(f"removed: {', '.join(map(str, gone))}" if gone else "every result file is of the weights that ship")
+        return
     files = documents or [file for file in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if file.is_file()]
     cards = [] if documents else [card for name in embedded_models() if (card := stale_card(name, source)) is not None]
     stale = [*(stale_documents if check else write_documents)(files, source), *(file for file, _ in cards)]

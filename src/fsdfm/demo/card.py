@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdfm.checkpoint import load_model
-from fsdfm.checkpoint.embedded import find_model, name_of
+from fsdfm.checkpoint.embedded import embedded_models, find_model, name_of
 from fsdfm.demo.stored import evaluate_commands, merge
 from fsdfm.files import write_text
 from fsdfm.measure.results import Evaluation, load_evaluation
@@ -15,7 +15,7 @@ from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
 from fsdfm.show.quality.tables import model_tables
 
-__all__ = ["BEGIN", "END", "card_text", "measured_markdown", "stale_card", "write_card"]
+__all__ = ["BEGIN", "END", "card_text", "measured_markdown", "prune_results", "stale_card", "write_card"]
 
 BEGIN, END = "<!-- measured: fsdfm card writes this part -->", "<!-- /measured -->"
 
@@ -36,12 +36,29 @@ def stale_card(model: str | Path, results: Path) -> tuple[Path, str] | None:
     found = {file: load_evaluation(file) for file in sorted(results.glob("*.json"))}
     own = [file for file, evaluation in found.items() if evaluation.model.get("checkpoint_sha256") == sha256]
     if not own:
-        if any(evaluation.name == name_of(find_model(model)) for evaluation in found.values()):
+        if any(e.name == name_of(find_model(model)) and (e.rows or e.frontier) for e in found.values()):
             raise ValueError(f"the results of {model} in {results} were measured with other weights; measure these")
         return None
     largest = sorted(own, key=lambda file: -int(found[file].facts.get("num_samples", 0)))  # its real text is shown
     card, text = card_text(model, largest)
     return (card, text) if not card.exists() or card.read_text(encoding="utf-8") != text else None
+
+
+def prune_results(results: Path) -> list[Path]:
+    """Remove result files that bear an embedded model's name and were measured with other weights; those removed.
+
+    Files that hold an autoregressive model alone stay: they say nothing of the weights that they were made beside.
+    """
+    known = {name: weights_sha256(load_model(folder).model) for name, folder in embedded_models().items()}
+    gone = []
+    for file in sorted(results.rglob("*.json")):
+        evaluation = load_evaluation(file)
+        own = known.get(evaluation.name)
+        alone = not (evaluation.rows or evaluation.frontier) and bool(evaluation.alternatives)
+        if own is not None and evaluation.model.get("checkpoint_sha256") != own and not alone:
+            file.unlink()
+            gone.append(file)
+    return gone
 
 
 def card_text(model: str | Path, files: Sequence[Path]) -> tuple[Path, str]:
@@ -63,7 +80,8 @@ def card_text(model: str | Path, files: Sequence[Path]) -> tuple[Path, str]:
 def measured_markdown(evaluation: Evaluation) -> str:
     """The main table of an evaluation, how it was measured, and the commands that measure it again."""
     comparison = Comparison((evaluation.name,), (evaluation,))
-    table = model_tables("Measured", evaluation, comparison.real_of(evaluation.name))[0].to_markdown()
+    real, marks = comparison.real_of(evaluation.name), comparison.marks
+    table = model_tables("Measured", evaluation, real, marks=marks)[0].to_markdown()
     commands = "\n".join(evaluate_commands(evaluation))
     words = f"{judge_in_words(evaluation.judge)} Brackets are 95 % intervals. {facts_in_words(evaluation)}"
     return f"{table.replace('### ', '## ', 1)}\n{words}\n\n```sh\n{commands}\n```\n"

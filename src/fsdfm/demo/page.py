@@ -180,7 +180,7 @@ def _seconds(seconds: float) -> str:
 def _tiles(page: Page, comparison: Comparison) -> str:
     """The headline: every kind of story that stands side by side, and real text, with its numbers."""
     rows = [(order.model, page.stored.row(order.model, order.steps)) for order in page.programme.beside]
-    judge = str(comparison.evaluations[0].judge.get("name", "no judge"))
+    judge = str(comparison.evaluations[0].judge.get("name", "no judge")) + comparison.marks.sign(PERPLEXITY.name)
     tiles = [
         _tile(
             f"{_called(model)} <span class='calls'>{_calls(row.num_calls)}</span>", judge, row.metrics, flags=row.flags
@@ -204,7 +204,11 @@ def measured_section(comparison: Comparison, plot: bytes | None) -> str:
     tables = [metric_table(comparison, m) for m in (PERPLEXITY, ENTROPY) if m.name in comparison.metric_names()]
     if (matched := matched_table(comparison)) is not None:
         tables.append(matched)
-    further = [table for label, e in comparison.pairs for table in model_tables(label, e, comparison.real_of(label))]
+    further = [
+        table
+        for label, e in comparison.pairs
+        for table in model_tables(label, e, comparison.real_of(label), marks=comparison.marks_of(label))
+    ]
     picture = ""
     if plot is not None:
         source = b64encode(plot).decode()

@@ -5,9 +5,10 @@
     find_blindness(metrics, real=..., models=..., controls=...)
 
 None of them has a trained parameter and none of them writes sense. A metric that ranks one of them above a model, or
-above real text, does not measure what is wanted: it is *blind* there, and a report says so. `cycle`, `echo` and
-`phrases` are in the spirit of "Hacking Generative Perplexity" (arXiv 2606.08417): their unigram entropy is that of real
-text, and a judge finds them easy to predict.
+above real text, does not measure what is wanted: it is *blind* there, and a report says so. `top-k`, `mirror-k`,
+`periodic-k` and `phrase-bank` are the four samplers of "Hacking Generative Perplexity" (Franca and Tong 2026, arXiv
+2606.08417); k is chosen here, where the paper lists several: the number at which their unigram entropy is nearest to
+that of real text. `phrases`, `cycle` and `echo` are of the same kind.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fsdfm.noise import Noise, Purpose
 __all__ = [
     "CONTROLS",
     "DIRECTIONS",
+    "PER_TEXT",
     "Blindness",
     "Control",
     "Direction",
@@ -44,6 +46,7 @@ TokenRows = npt.NDArray[np.int32]
 _MARKS, _QUOTES = ".!?", "\"'\u201d\u2019)"
 _SPAN = (8, 24)  # tokens of a span that `stitched` takes
 _PHRASE = 4  # tokens of a phrase
+_BANK_PHRASE = 5  # tokens of a phrase of the bank
 _LONGEST_ORDER = 4
 
 
@@ -54,11 +57,14 @@ _LONGEST_ORDER = 4
 class Material:
     """Real text that controls are made of: rows of tokens [M, L] that no sample is compared with.
 
-    ends    bool [V]: does a token end a sentence? Without it sentences cannot be told apart
+    ends      bool [V]: does a token end a sentence? Without it sentences cannot be told apart
+    borders   tokens that part documents: a judge reads what stands between them by itself, so that text of frequent
+              tokens with these among them would be many short texts, and never be said twice in one
     """
 
     rows: npt.NDArray[np.integer]
     ends: npt.NDArray[np.bool_] | None = None
+    borders: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or min(self.rows.shape) < 1:
@@ -92,12 +98,19 @@ class Material:
         return found
 
     @cached_property
-    def phrases(self) -> Integers:
-        """Different phrases of four tokens, the most frequent first: [P, 4]."""
-        windows = np.lib.stride_tricks.sliding_window_view(self.rows.astype(np.int64), _PHRASE, axis=1)
-        values, counts = np.unique(windows.reshape(-1, _PHRASE), axis=0, return_counts=True)
-        order = np.lexsort((*values.T[::-1], -counts))
-        ordered: Integers = values[order]
+    def by_frequency(self) -> tuple[Integers, Integers]:
+        """The different tokens but those that part documents, the most frequent first, and how often each stands."""
+        values, counts = np.unique(self.tokens[~np.isin(self.tokens, list(self.borders))], return_counts=True)
+        if not len(values):
+            raise ValueError("the rows hold nothing but borders of documents; give text")
+        order = np.lexsort((values, -counts))
+        return values[order], counts[order]
+
+    def phrases(self, size: int) -> Integers:
+        """Different phrases of `size` tokens, the most frequent first: [P, size]."""
+        windows = np.lib.stride_tricks.sliding_window_view(self.rows.astype(np.int64), size, axis=1)
+        values, counts = np.unique(windows.reshape(-1, size), axis=0, return_counts=True)
+        ordered: Integers = values[np.lexsort((*values.T[::-1], -counts))]
         return ordered
 
     @cached_property
@@ -199,15 +212,53 @@ def _stitched(material: Material, noise: Noise, length: int) -> Sequence[npt.Arr
     return rows
 
 
-def _phrases(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
-    """Phrases drawn from the K most frequent, K such that the entropy is nearest to that of real text."""
-    uniform = _uniform(noise, -(-length // _PHRASE))
+def _phrases(size: int) -> Draw:
+    """Phrases drawn evenly from the K most frequent, K such that the entropy is nearest to that of real text."""
+
+    def draw(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+        uniform, known = _uniform(noise, -(-length // size)), material.phrases(size)
+
+        def rows(count: int) -> Integers:
+            return known[(uniform * count).astype(np.int64)].reshape(len(uniform), -1)
+
+        return list(rows(_nearest(rows, 1, len(known), target=material.entropy_bits)))
+
+    return draw
+
+
+def _frequent(material: Material, uniform: npt.NDArray[np.float64], count: int) -> Integers:
+    """Tokens drawn by their frequency among the `count` most frequent ones."""
+    values, counts = material.by_frequency
+    cdf = np.cumsum(counts[:count]) / counts[:count].sum()
+    return values[np.minimum(np.searchsorted(cdf, uniform, side="right"), count - 1)]
+
+
+def _top_k(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """Frequent tokens, each by itself; how many such that the entropy is nearest to that of real text."""
+    uniform = _uniform(noise, length)
 
     def rows(count: int) -> Integers:
-        chosen = material.phrases[(uniform * count).astype(np.int64)]
-        return chosen.reshape(len(uniform), -1)
+        return _frequent(material, uniform, count)
 
-    return list(rows(_nearest(rows, 1, len(material.phrases), target=material.entropy_bits)))
+    return list(rows(_nearest(rows, 1, len(material.by_frequency[0]), target=material.entropy_bits)))
+
+
+def _mirror(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """Frequent tokens, each by itself, and then the same ones in the same order."""
+    uniform = _uniform(noise, max(1, length // 2))
+
+    def rows(count: int) -> Integers:
+        half = _frequent(material, uniform, count)
+        return np.stack([np.resize(row, length) for row in half])
+
+    return list(rows(_nearest(rows, 1, len(material.by_frequency[0]), target=material.entropy_bits)))
+
+
+def _periodic(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
+    """The 2^H most frequent tokens by their frequency, again and again: every sample is the same."""
+    values, _ = material.by_frequency
+    size = min(max(2, round(2**material.entropy_bits)), len(values), length)
+    return [np.resize(values[:size], length)] * len(noise)
 
 
 def _cycle(material: Material, noise: Noise, length: int) -> Sequence[npt.ArrayLike]:
@@ -249,7 +300,13 @@ _TABLE = (
     Control("markov-4", "each token drawn by what follows the last three", "n-gram profiles", _markov(4)),
     Control("sentences", "real sentences of different texts in random order", "perplexity, distinct-n", _sentences),
     Control("stitched", "spans of 8 to 24 tokens of real text, joined", "distinct-n, n-gram precision", _stitched),
-    Control("phrases", "frequent phrases in random order, at real text's entropy", "perplexity, entropy", _phrases),
+    Control("phrases", "frequent 4-token phrases, at real text's entropy", "perplexity, entropy", _phrases(_PHRASE)),
+    Control("top-k", "the most frequent tokens at random, at real text's entropy", "perplexity, entropy", _top_k),
+    Control("mirror-k", "half a text of frequent tokens at random, said twice", "perplexity, entropy", _mirror),
+    Control(
+        "periodic-k", "the 2^H most frequent tokens in that order, again and again", "perplexity, entropy", _periodic
+    ),
+    Control("phrase-bank", "frequent 5-token phrases, at real text's entropy", "perplexity", _phrases(_BANK_PHRASE)),
     Control("cycle", "2^H different tokens again and again, H real text's entropy", "perplexity, entropy", _cycle),
     Control("echo", "one span of real text again and again", "perplexity", _echo),
 )
@@ -276,13 +333,22 @@ DIRECTIONS: Mapping[str, Direction] = MappingProxyType(
         **dict.fromkeys(("energy_style_z", "energy_ngram_z", "energy_meaning_z", "mmd_meaning_z"), "lower"),
         **dict.fromkeys(("mmd_style_z", "mmd_ngram_z"), "lower"),
         **dict.fromkeys(("energy_judge_z", "mmd_judge_z", "energy_trunk_z", "mmd_trunk_z"), "lower"),
+        **dict.fromkeys(("mauve_z", "ngram_recall_z"), "lower"),
         **dict.fromkeys(("mauve", "brier_lm"), "higher"),
         **dict.fromkeys(("entropy_bits", "distinct_1", "distinct_2", "distinct_4"), "nearer"),
-        **dict.fromkeys(("self_bleu", "repetition", "copied_8grams"), "nearer"),
+        **dict.fromkeys(("self_bleu", "repetition", "copied_8grams", "ngram_precision_z"), "nearer"),
         **dict.fromkeys(("names_kept", "sentences_end", "quotes_close"), "nearer"),
     }
 )
 """Of the metrics that rank texts."""
+
+PER_TEXT = frozenset(
+    (
+        *("token_perplexity", "perplexity", "second_token_perplexity", "second_perplexity", "entropy_bits"),
+        *("repetition", "copied_8grams", "names_kept", "sentences_end", "quotes_close"),
+    )
+)
+"""Of those, what is said of each text by itself, so that it does not move with the number of texts."""
 
 Scored = Mapping[str, Mapping[str, Measured]]
 """Who -> metric -> number."""
@@ -339,10 +405,32 @@ def find_blindness(
     return marks
 
 
-def blind_metrics(evaluation: Evaluation) -> list[Blindness]:
-    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text."""
-    models = {f"{row.steps} steps": row.metrics for row in evaluation.plain}
-    return find_blindness(evaluation.real, models, evaluation.controls)
+def blind_metrics(evaluation: Evaluation, *, lent: Evaluation | None = None) -> list[Blindness]:
+    """The metrics of an evaluation that rank a negative control above one of its rows, or above real text.
+
+    Rows of another number of texts than the controls have are ranked only by what each text says by itself: distinct-n
+    and the like move with the number.
+
+    lent   another evaluation, of the same judge, whose controls stand in for those that this one has not
+    """
+    source = evaluation if lent is None else lent
+    count = source.facts.get("num_samples")
+    budgets = [row.steps for row in evaluation.plain]
+    rows = {
+        f"{row.steps}{f' at {row.temperature:g}' if budgets.count(row.steps) > 1 else ''} steps": row
+        for row in evaluation.plain
+    }
+    rows |= {str(row.facts["name"]): row for row in evaluation.alternatives if "name" in row.facts}
+    models = {
+        name: row.metrics if lent is None and row.num_samples in (None, count) else _alone(row.metrics)
+        for name, row in rows.items()
+    }
+    real = evaluation.real if lent is None or evaluation.real else lent.real
+    return find_blindness(real if lent is None else _alone(real), models, source.controls)
+
+
+def _alone(metrics: Mapping[str, Measured]) -> dict[str, Measured]:
+    return {name: found for name, found in metrics.items() if name in PER_TEXT}
 
 
 def _above(controls: Mapping[str, Measured], other: Measured, rank: _Rank) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
+A = TypeVar("A", bound=npt.NDArray[Any])
 Distance = Callable[[Matrix, Matrix], float]
 """Features [N, D] of one set and [M, D] of another -> how far the sets are apart."""
 
@@ -147,7 +149,7 @@ class Scale:
         return (distance - self.mean) / self.sd
 
 
-def split_scale(distance: Distance, real: Matrix, *, size: int, noise: Noise) -> Scale:
+def split_scale(distance: Callable[[A, A], float], real: A, *, size: int, noise: Noise) -> Scale:
     """The scale of a distance: `real` is split at random into two sets of `size`, once for each row of the noise."""
     if not 2 <= size <= len(real) // 2:
         raise ValueError(

@@ -380,6 +380,7 @@ class _Evaluator:
             self._evidence(data),
             data.store,
             data.second,
+            self.spare,
         )
         self.judge, self.facts = judge, dict(facts)
         self.began = time.perf_counter()
@@ -453,7 +454,8 @@ class _Evaluator:
         reader, (num, width) = self.source.reader, self.real.shape
         length, decode = width - reader.num_bos, reader.tokenizer.decode
         vocab_size = reader.tokenizer.vocab_size
-        material = Material(self._material(length), sentence_ends(decode, vocab_size))
+        borders = frozenset(token for token in (reader.bos_id, reader.tokenizer.eos_id) if token is not None)
+        material = Material(self._material(length), sentence_ends(decode, vocab_size), borders)
         made = sample_controls(material, num=num, length=length, seed=self.options.seed)
         front = np.repeat(self.real[:1, : reader.num_bos], num, axis=0)
         return {name: np.concatenate((front, rows), axis=1) for name, rows in made.items()}

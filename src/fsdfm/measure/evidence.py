@@ -115,7 +115,10 @@ class Evidence:
         return {name: scaled.measure(rows) for name, scaled in self._scaled.items()}
 
     def ngrams(self, rows: TokenRows) -> dict[str, Measured]:
-        """Bits per token: real text under a model of the samples (recall), samples under a model of real text."""
+        """Bits per token: real text under a model of the samples (recall), samples under a model of real text.
+
+        Both also as z, in deviations of one half of real text under a model of the other.
+        """
         size = min(self.size, len(rows))
         mine, real = self._arrays(rows[:size]), self._arrays(self.real[: self.size])
         own = NgramModel.fit(mine, order=_ORDER, vocab_size=self._vocab)
@@ -123,7 +126,11 @@ class Evidence:
             "ngram_recall_bits": cross_entropy_bits(own, real),
             "ngram_precision_bits": cross_entropy_bits(self._real_model, mine),
         }
-        return {name: _ratio(found[:, 0], found[:, 1], self.seed) for name, found in sums.items()}
+        bits = {name: _ratio(found[:, 0], found[:, 1], self.seed) for name, found in sums.items()}
+        scale = self._ngram_scale
+        if size < self.size or not scale.sd > 0:
+            return bits
+        return bits | {name.removesuffix("bits") + "z": _in_deviations(bits[name], scale) for name in bits}
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -171,6 +178,18 @@ class Evidence:
         """Of the half that samples are compared with."""
         return NgramModel.fit(self._arrays(self.real[: self.size]), order=_ORDER, vocab_size=self._vocab)
 
+    @cached_property
+    def _ngram_scale(self) -> Scale:
+        """Bits per token of one half of real text under a model of the other: the scale of both directions."""
+        rows = np.asarray(self.real)[:, self.reader.num_bos :]
+
+        def bits(a: TokenRows, b: TokenRows) -> float:
+            model = NgramModel.fit(list(a), order=_ORDER, vocab_size=self._vocab)
+            total, count = cross_entropy_bits(model, list(b)).sum(0)
+            return float(total / count)
+
+        return split_scale(bits, rows, size=self.size, noise=Noise(self.seed, range(_SPLITS)))
+
     @property
     def _vocab(self) -> int:
         return self.vocab_size or self.reader.tokenizer.vocab_size
@@ -194,6 +213,11 @@ def measure_checks(texts: Sequence[str], *, seed: int = 0) -> dict[str, Measured
             share = bootstrap_mean(checked.tolist(), seed=seed)
             found[name] = Measured(share.value, share.low, share.high, {"n": len(checked)})
     return found
+
+
+def _in_deviations(bits: Measured, scale: Scale) -> Measured:
+    value, low, high = (scale.z(number) for number in (bits.value, bits.low, bits.high))
+    return Measured(value, low, high, {"real_mean": scale.mean, "real_sd": scale.sd, "n": scale.size})
 
 
 def _ratio(top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64], seed: int) -> Measured:

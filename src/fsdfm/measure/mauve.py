@@ -14,6 +14,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,19 @@ def _library() -> Callable[..., Any]:
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Let k-means take as many threads as torch, which a user can set, and not every core there is."""
+    """Let k-means take as many threads as torch, which a user can set, and not every core there is.
+
+    And let it be silent: it would write a line for every clustering of fewer than 39 texts a cluster.
+    """
     import faiss
 
-    usual = faiss.omp_get_max_threads()
+    usual, kmeans = faiss.omp_get_max_threads(), faiss.Kmeans
     faiss.omp_set_num_threads(torch.get_num_threads())
+    faiss.Kmeans = partial(kmeans, min_points_per_centroid=1)  # type: ignore[misc, assignment]
     try:
         yield
     finally:
+        faiss.Kmeans = kmeans  # type: ignore[misc]
         faiss.omp_set_num_threads(usual)
 
 

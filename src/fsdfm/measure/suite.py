@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fsdfm.measure.collapse import TOLERANCE, leave_band
 from fsdfm.measure.copying import Copying, find_copies
+from fsdfm.measure.distances import Scale, split_scale
 from fsdfm.measure.evidence import Evidence
 from fsdfm.measure.judges import Judge, Scores
 from fsdfm.measure.kept import ScoreStore
@@ -30,6 +31,7 @@ from fsdfm.measure.statistics import (
     sequence_perplexity,
     token_perplexity,
 )
+from fsdfm.noise import Noise
 from fsdfm.runtime import ALONE, Processes
 
 __all__ = ["CONTROL_ROWS", "METRICS", "MetricSuite", "OnProgress"]
@@ -57,6 +59,7 @@ OnProgress = Callable[[str, int, int], None]
 
 _ROWS_AT_ONCE = 32  # rows judged together: fixed, since a judge's last digits may move with its batch
 _ORDERS = (1, 2, 4)  # of distinct-n
+_MAUVE_SPLITS = 32  # of real text into two halves
 _FEWEST = 3  # samples for a statistic that compares samples and leaves some out
 
 _R = TypeVar("_R")
@@ -73,6 +76,7 @@ class MetricSuite:
     evidence   what samples are compared with beyond perplexity; None: nothing
     store      where scores of real text and of controls are kept; None: nowhere
     second     another judge, whose perplexities are called `second_...`
+    spare      more held-out rows: with as many as `real` holds, MAUVE has a scale
     processes  share what a network reads and what is left out in turn; all of them get every number
     """
 
@@ -88,6 +92,7 @@ class MetricSuite:
     evidence: Evidence | None = None
     store: ScoreStore | None = None
     second: Judge | None = None
+    spare: TokenRows | None = None
 
     # --- one set ------------------------------------------------------------------------------------------------------
 
@@ -143,6 +148,10 @@ class MetricSuite:
             found |= self._diversity(rows)
         if self.evidence is not None:
             found |= self.compared(rows)
+        if "copying" in self.metrics:
+            found |= self._copying(rows)
+        if "mauve" in self.metrics:
+            found |= self.mauve(rows, name)
         return found
 
     def as_second(self) -> MetricSuite:
@@ -286,14 +295,33 @@ class MetricSuite:
         return find_copies(self._arrays(rows), self.training)
 
     def mauve(self, rows: TokenRows, name: str) -> dict[str, Measured]:
-        """MAUVE against the real rows; its ends are the smallest and the largest over seeds of k-means."""
+        """MAUVE against the real rows; its ends are the smallest and the largest over seeds of k-means.
+
+        mauve_z is 1 - MAUVE in deviations of real text against real text, where there is as much of it again.
+        """
         real = self._reference
         if real is None or len(rows) < 2:
             return {}
         features = self._embed(rows, name)
         result = self.processes.on_rank0(lambda: compute_mauve(real, features))
         facts = {"n": list(result.num_texts), "seeds": len(result.seeds), "buckets": result.num_buckets}
-        return {"mauve": Measured(result.mean, result.low, result.high, facts)}
+        found = {"mauve": Measured(result.mean, result.low, result.high, facts)}
+        scale = self._mauve_scale
+        if scale is not None and scale.sd > 0 and len(rows) == scale.size:
+            near, middle, far = (scale.z(1 - score) for score in (result.high, result.mean, result.low))
+            known = {"real_mean": 1 - scale.mean, "real_sd": scale.sd, "n": scale.size}
+            found["mauve_z"] = Measured(middle, near, far, known)
+        return found
+
+    @cached_property
+    def _mauve_scale(self) -> Scale | None:
+        """How far 1 - MAUVE of two sets of real text is from 0 by chance; None: there is not twice as much of it."""
+        real, spare = self._reference, self.spare
+        if real is None or spare is None or len(spare) != len(real):
+            return None
+        pool = np.concatenate((real, self._embed(spare, "more real text")))
+        noise = Noise(self.seed, range(_MAUVE_SPLITS))
+        return self.processes.on_rank0(lambda: split_scale(_unlike, pool, size=len(real), noise=noise))
 
     @cached_property
     def _reference(self) -> npt.NDArray[np.float32] | None:
@@ -304,6 +332,10 @@ class MetricSuite:
         assert features is not None
         parts = self._by_parts(rows, f"{name}: MAUVE", lambda some, _: features([text(row) for row in some.tolist()]))
         return np.concatenate(parts)
+
+
+def _unlike(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> float:
+    return 1 - compute_mauve(a, b).mean
 
 
 def _join(parts: Sequence[Scores]) -> Scores:

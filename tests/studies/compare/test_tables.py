@@ -1,10 +1,12 @@
 """The report: the paper's figures beside ours and marked, flags kept, every verdict counted."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fsdfm.measure.results import Evaluation, Measured, Row
+from fsdfm.show.quality.marks import BLIND, UNKNOWN
 from fsdfm.studies.compare.paper import CONTINUED, EXPANDED, paper_figure
 from fsdfm.studies.compare.setting import CompareSetting
 from fsdfm.studies.compare.systems import GROUPS, VARIANTS, chosen_variants
@@ -59,6 +61,21 @@ def test_the_report_has_every_row_and_every_figure_of_the_paper() -> None:
 
 
 @pytest.mark.slow
+def test_a_control_that_is_fooling_the_judge_marks_every_table() -> None:
+    chosen = [variant for variant in VARIANTS if variant.name in ("base", "mdlm")]
+    found = {variant.name: evaluation(variant, n) for n, variant in enumerate(chosen)}
+    base = found["base"]
+    real = {**base.real, "token_perplexity": Measured(10.0)}
+    fooled = replace(base, controls={"periodic-k": {"token_perplexity": Measured(2.0)}}, real=real)
+    text = compare_report(chosen, {**found, "base": fooled}, SETTING).markdown
+    assert f"| PPL {BLIND} |" in text
+    assert f"| perplexity {BLIND} / entropy / distinct-2, T = 1 |" in text
+    assert f"- {BLIND} perplexity (token): periodic-k above real data; periodic-k above " in text
+    assert BLIND not in compare_report(chosen, found, SETTING).markdown.partition("## At ")[2]
+    without = {**found, "base": replace(base, controls={})}
+    assert UNKNOWN in compare_report(chosen, without, SETTING).markdown
+
+
 def test_verdicts_are_counted_over_all_peers_with_a_frontier() -> None:
     found = {variant.name: evaluation(variant, n) for n, variant in enumerate(VARIANTS)}
     record = compare_report(VARIANTS, found, SETTING).record["matched"]

@@ -8,6 +8,18 @@ A table stands between two comments, a single number inside of a line between tw
 
     ... in 8 calls <!-- number fewstep-8.json 8 token_perplexity -->47.6 [45.9, 49.3]<!-- /number --> against ...
 
+    ... <!-- number few.json 1 token_perplexity over real alone -->1.76<!-- /number --> times real text
+
+`over` divides by the same number of another text, `alone` leaves the interval out. A picture is drawn from results
+and holds the digest of what it was drawn from, so that one that is out of date is found:
+
+    <!-- picture latency fewstep*.json -->
+    ![Perplexity against seconds](assets/latency.png)
+
+The least and the largest ratio that two sweeps have at equal entropy stand inside of a line, too:
+
+    <!-- equal-entropy sweeps/parent.json sweeps/fewstep.json -->0.160 to 0.290<!-- /equal-entropy --> times
+
 A section of a study's report, which is Markdown already, is taken over as it stands:
 
     <!-- study sudoku-4x4.md Easy -->
@@ -21,15 +33,21 @@ touched.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fsdfm.files import write_text
+from fsdfm.files import replace_file, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
+from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.claims import claims_table, headline_table
-from fsdfm.show.quality.comparison import Comparison
+from fsdfm.show.quality.comparison import Comparison, change
+from fsdfm.show.quality.figures import draw_frontier, draw_latency, draw_quality
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
     Table,
@@ -40,14 +58,20 @@ from fsdfm.show.quality.tables import (
     model_tables,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_documents"]
 
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
-_NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+)(?: over (\S+))?( alone)? -->)(.*?)(<!-- /number -->)", re.DOTALL)
+_PICTURE = re.compile(r"<!-- picture ([a-z-]+) ([^>]*?) -->\n!\[[^\]]*\]\(([^)\s]+\.png)\)")
 _ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
+_RATIOS = re.compile(r"(<!-- equal-entropy (\S+) (\S+) -->)(.*?)(<!-- /equal-entropy -->)", re.DOTALL)
 _STUDY = re.compile(r"(<!-- study (\S+) ([^>]*?) ?-->\n)(.*?)(<!-- /study -->)", re.DOTALL)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)  # code, which may show what a mark looks like
 _REAL, _ALTERNATIVE = "real", "alternative"
+_DIGEST, _DPI = "fsdfm-results", 160
 
 
 def fill_blocks(text: str, folder: Path) -> str:
@@ -55,22 +79,32 @@ def fill_blocks(text: str, folder: Path) -> str:
 
     def fill(part: str) -> str:
         part = _STUDY.sub(lambda found: _section(found, folder), part)
+        part = _RATIOS.sub(lambda found: _ratios(found, folder), part)
         return _NUMBER.sub(lambda found: _number(found, folder), _TABLE.sub(lambda found: _table(found, folder), part))
 
     return "".join(part if part.startswith("```") else fill(part) for part in _FENCED.split(text))
 
 
 def stale_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
-    """The documents that say something else than the result files."""
-    return [file for file in documents if _differs(file, folder)]
+    """The documents, and their pictures, that say something else than the result files."""
+    found = []
+    for file in documents:
+        found += [file] if _differs(file, folder) else []
+        found += [picture.file for picture in _pictures(file, folder) if picture.is_stale]
+    return list(dict.fromkeys(found))
 
 
 def write_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
-    """Bring documents up to date; those that changed."""
-    changed = stale_documents(documents, folder)
-    for file in changed:
-        write_text(file, fill_blocks(file.read_text(encoding="utf-8"), folder))
-    return changed
+    """Bring documents and their pictures up to date; those that changed."""
+    files = list(documents)
+    stale = stale_documents(files, folder)
+    for file in files:
+        if file in stale:
+            write_text(file, fill_blocks(file.read_text(encoding="utf-8"), folder))
+        for picture in _pictures(file, folder):
+            if picture.is_stale:
+                picture.draw()
+    return stale
 
 
 def _differs(file: Path, folder: Path) -> bool:
@@ -79,6 +113,51 @@ def _differs(file: Path, folder: Path) -> bool:
         return fill_blocks(text, folder) != text
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A figure of result files that a document shows."""
+
+    file: Path
+    kind: str
+    comparison: Comparison
+
+    @property
+    def digest(self) -> str:
+        """Of all that is drawn."""
+        drawn = [(label, e.to_json()["rows"], e.to_json()["frontier"]) for label, e in self.comparison.pairs]
+        beside = [[row.to_json() for row in e.alternatives] for e in self.comparison.evaluations]
+        real = [{name: m.to_json() for name, m in each.metrics.items()} for each in self.comparison.reals]
+        said = json.dumps([self.kind, drawn, beside, real, sorted(self.comparison.marks.found)], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the file is missing or was drawn from other numbers."""
+        return not self.file.is_file() or self.digest.encode() not in self.file.read_bytes()
+
+    def draw(self) -> None:
+        """Draw it; the digest stands in the PNG as a text."""
+        require_plots()
+        figure = _FIGURES[self.kind](self.comparison)
+        if figure is None:
+            raise ValueError(f"{self.file.name}: the files have no numbers for the picture {self.kind}")
+        about = {_DIGEST: self.digest}
+        replace_file(self.file, partial(figure.savefig, format="png", dpi=_DPI, metadata=about))
+
+
+def _pictures(document: Path, folder: Path) -> list[_Picture]:
+    """The pictures of result files in a document; code blocks are left out."""
+    text = document.read_text(encoding="utf-8")
+    found = []
+    for part in _FENCED.split(text):
+        for kind, names, target in [] if part.startswith("```") else _PICTURE.findall(part):
+            if kind not in _FIGURES:
+                raise ValueError(f"{document}: the picture {kind!r} is not known; allowed are {', '.join(_FIGURES)}")
+            comparison = _comparison([file for name in names.split() for file in _files(folder, name)])
+            found.append(_Picture((document.parent / target).resolve(), kind, comparison))
+    return found
 
 
 def _table(found: re.Match[str], folder: Path) -> str:
@@ -112,16 +191,35 @@ def _section(found: re.Match[str], folder: Path) -> str:
     return f"{begin}{parts[heading].strip()}\n{end}"
 
 
+def _ratios(found: re.Match[str], folder: Path) -> str:
+    """The least and the largest ratio of perplexities at the entropies that both sweeps have."""
+    begin, first, other, _, end = found.groups()
+    table = equal_entropy_table(_comparison([folder / first, folder / other]))
+    if table is None:
+        raise ValueError(f"{first} and {other} have no entropy in common; sweep both: --frontier 0.8,0.9,1")
+    ratios = [row[-1].strip("*").partition(" ")[0] for row in table.rows]
+    return f"{begin}{min(ratios, key=float)} to {max(ratios, key=float)}{end}"
+
+
 def _number(found: re.Match[str], folder: Path) -> str:
-    begin, name, which, metric, _, end = found.groups()
+    begin, name, which, metric, over, alone, _, end = found.groups()
     evaluation = load_evaluation(folder / name)
-    metrics = _metrics(evaluation, which)
-    measured: Measured | None = metrics.get(metric)
-    if measured is None:
-        raise ValueError(
-            f"{name} has no {metric} at {which}; it has the steps {[row.steps for row in evaluation.plain]}"
-        )
-    return f"{begin}{metric_named(metric).write(measured)}{end}"
+
+    def of(text: str) -> Measured:
+        measured = _metrics(evaluation, text).get(metric)
+        if measured is None:
+            raise ValueError(
+                f"{name} has no {metric} at {text}; it has the steps {[row.steps for row in evaluation.plain]}"
+            )
+        return measured
+
+    if over is not None:
+        ratio = change(of(over), of(which), relative=True)
+        assert ratio is not None
+        value, low, high = (1 + part for part in (ratio.measured.value, ratio.measured.low, ratio.measured.high))
+        return f"{begin}{value:.3g}{end}" if alone else f"{begin}{value:.3g} [{low:.3g}, {high:.3g}]{end}"
+    shown = metric_named(metric)
+    return f"{begin}{shown.write_value(of(which)) if alone else shown.write(of(which))}{end}"
 
 
 def _metrics(evaluation: Evaluation, which: str) -> Mapping[str, Measured]:
@@ -153,10 +251,23 @@ def join_evaluations(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]
         if (known := merged.get(evaluation.name)) is None:
             merged[evaluation.name] = evaluation
             continue
-        if known.model.get("checkpoint_sha256") != evaluation.model.get("checkpoint_sha256"):
-            raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
-        merged[evaluation.name] = _join(known, evaluation)
+        merged[evaluation.name] = _join(*_same_model(known, evaluation))
     return merged
+
+
+def _same_model(known: Evaluation, later: Evaluation) -> tuple[Evaluation, Evaluation]:
+    """Both, if they are of the same weights; one with no row of its own says nothing of any weights."""
+    if known.model.get("checkpoint_sha256") == later.model.get("checkpoint_sha256"):
+        return known, later
+    for own, other in ((known, later), (later, known)):
+        if not (other.rows or other.frontier):
+            return own, Evaluation(model=own.model, judge=_judge_of(other), alternatives=other.alternatives)
+    raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
+
+
+def _judge_of(evaluation: Evaluation) -> Mapping[str, Any]:
+    """Who judges, without what was said of the real text beside other weights."""
+    return {name: value for name, value in evaluation.judge.items() if name not in ("real", "shuffled")}
 
 
 def _join(known: Evaluation, later: Evaluation) -> Evaluation:
@@ -213,6 +324,11 @@ _TABLES: dict[str, Callable[[Comparison], Table | None]] = {
     "few-steps": few_steps_table,
     "matched": matched_table,
     "equal-entropy": equal_entropy_table,
-    "model": _first(lambda label, e, c: model_tables(label, e, c.real_of(label))[0]),
+    "model": _first(lambda label, e, c: model_tables(label, e, c.real_of(label), marks=c.marks_of(label))[0]),
     "controls": _first(lambda label, e, c: controls_table(label, e, c.real_of(label))),
+}
+_FIGURES: dict[str, Callable[[Comparison], Figure | None]] = {
+    "latency": draw_latency,
+    "frontier": draw_frontier,
+    "quality": draw_quality,
 }

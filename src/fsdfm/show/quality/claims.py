@@ -81,7 +81,7 @@ def claims_table(comparison: Comparison) -> Table | None:
     claims = find_claims(comparison)
     if not any(claim.second is not None for claim in claims):
         return None
-    names = _judges(comparison.evaluations)
+    names, marks = _judges(comparison.evaluations), comparison.marks
     body = [
         (f"{c.model}, {c.steps} against {c.against}", _ratio(c.first), _ratio(c.second), c.verdict)
         for c in claims
@@ -89,10 +89,15 @@ def claims_table(comparison: Comparison) -> Table | None:
     ]
     return Table(
         title="Claims: what both judges say",
-        header=("perplexity of", *names, "verdict"),
+        header=(
+            "perplexity of",
+            *(n + marks.sign(m) for n, m in zip(names, (_FIRST, _SECOND), strict=True)),
+            "verdict",
+        ),
         rows=tuple(body),
         caption="Ratio of token perplexities; a claim holds where both intervals lie on the same side of 1. "
         f"{FLAG} beside a lower one: the text left the band of real text, so that less was written.",
+        notes=marks.notes((_FIRST, _SECOND)),
     )
 
 
@@ -140,12 +145,14 @@ def headline_table(comparison: Comparison) -> Table:
     for label, metrics in reals:
         written = (metric_named(name).write(metrics.get(name)) for name in asked)
         body.append((label, GAP, GAP, GAP, *written, "1", *(m.write_value(metrics.get(m.name)) for m in columns), GAP))
-    header = ("text", "calls", "texts", "temperature", *(judges[name] for name in asked), "times real")
+    marks = comparison.marks
+    judged = (judges[name] + marks.sign(name) for name in asked)
+    header = ("text", "calls", "texts", "temperature", *judged, f"times real{marks.sign(_FIRST)}")
     return Table(
         title="In one table",
-        header=(*header, *(metric.label for metric in columns), "seconds"),
+        header=(*header, *map(marks.label, columns), "seconds"),
         rows=tuple(body),
-        notes=notes.lines(),
+        notes=(*notes.lines(), *marks.notes((*asked, *(metric.name for metric in columns)))),
     )
 
 

@@ -6,10 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fsdfm.measure.controls import blind_metrics
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
+from fsdfm.show.quality.marks import Marks
 
 __all__ = ["REAL", "Change", "Comparison", "Real", "change", "change_of_rows", "judge_number", "real_metrics"]
 
@@ -79,6 +82,21 @@ class Comparison:
     def real_of(self, label: str) -> Real:
         """Held-out text as the file of this model measured it."""
         return Real(REAL, real_metrics(self.evaluations[self.labels.index(label)]))
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The metrics that a negative control fools beside any of these models."""
+        return Marks.of(self.pairs)
+
+    def marks_of(self, label: str) -> Marks:
+        """The metrics that a negative control fools beside one model."""
+        own = self.evaluations[self.labels.index(label)]
+        if own.controls:
+            return Marks.of([(label, own)])
+        lent = next((e for e in self.evaluations if e.controls), None)
+        if lent is None:
+            return Marks({}, measured=False)
+        return Marks({mark.metric: mark for mark in blind_metrics(own, lent=lent)})
 
     @property
     def warnings(self) -> list[str]:

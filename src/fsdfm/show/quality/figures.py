@@ -88,7 +88,7 @@ def _against_calls(axes: Axes, comparison: Comparison, metric: Metric, *, number
 
 
 def _panel_title(comparison: Comparison, metric: Metric) -> str:
-    label = metric.label[0].upper() + metric.label[1:]
+    label = metric.label[0].upper() + comparison.marks.label(metric)[1:]
     judge = comparison.evaluations[0].judge.get("name")
     return f"{label} under {judge}" if metric.is_perplexity and judge else label
 
@@ -174,7 +174,7 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
     axes.margins(x=0.1)
     _say_apart(axes, ends)
     axes.set_xlabel("entropy of a sample, bits (right: more diverse)")
-    axes.set_ylabel(metric.label)
+    axes.set_ylabel(comparison.marks.label(metric))
     set_title(axes, "Perplexity against entropy as the temperature rises")
     swept = [n for n, evaluation in enumerate(comparison.evaluations) if _sweeps(evaluation, metric)]
     flagged = any(row.flags for n in swept for row in comparison.evaluations[n].frontier)
@@ -221,6 +221,7 @@ def draw_latency(comparison: Comparison) -> Figure | None:
     figure = new_figure(4.0)
     (axes,) = _panels(figure, 1, 1)
     texts: list[tuple[float, float, str, str]] = []
+    beside = ""
     for n, rows in enumerate(timed):
         series = series_of(rows, metric.name, [_time(row) for row in rows], positive=True)
         draw_series(axes, series, look(n), ribbon=False)
@@ -229,14 +230,15 @@ def draw_latency(comparison: Comparison) -> Figure | None:
         if _has(row, metric) and _time(row) > 0:
             place = (_time(row), row.metrics[metric.name].value)
             axes.plot(*place, marker="P", markersize=8, color=REAL_INK, linestyle="", zorder=6)
-            texts.append((*place, f"{row.facts.get('name')}, autoregressive", REAL_INK))
+            texts.append((*place, str(row.facts.get("name")), REAL_INK))
+            beside = " (crosses: autoregressive models)"
     for real in comparison.reals:
         draw_real_line(axes, real.metrics.get(metric.name))
     for which in ("x", "y"):
         set_log_axis(axes, which)
     _say_apart(axes, _without_crowds(texts))
-    axes.set_xlabel("seconds per sample")
-    axes.set_ylabel(metric.label)
+    axes.set_xlabel(f"seconds per sample{beside}")
+    axes.set_ylabel(comparison.marks.label(metric))
     set_title(axes, f"{_panel_title(comparison, metric)} against time; numbers are steps")
     _legend(figure, comparison, [metric])
     return figure

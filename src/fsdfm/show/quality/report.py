@@ -21,7 +21,8 @@ from fsdfm.show.quality.figures import (
     draw_panels,
     draw_quality,
 )
-from fsdfm.show.quality.metrics import metric_named
+from fsdfm.show.quality.marks import BLIND, UNKNOWN
+from fsdfm.show.quality.metrics import in_order, metric_named
 from fsdfm.show.quality.tables import (
     COMPARED,
     across_budgets_table,
@@ -40,7 +41,7 @@ from fsdfm.show.quality.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["facts_in_words", "judge_in_words", "report_markdown", "write_report"]
+__all__ = ["facts_in_words", "judge_in_words", "report_markdown", "write_comparison", "write_report"]
 
 DPI = 200
 _SAMPLER = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "length")
@@ -57,8 +58,12 @@ def write_report(files: Sequence[Path], out: Path, *, names: Sequence[str] = ())
 
     The first file is the baseline of the others. Returns what was written, the report first.
     """
+    return write_comparison(Comparison.read(files, names), out)
+
+
+def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
+    """The same of evaluations that are there already."""
     require_plots()
-    comparison = Comparison.read(files, names)
     try:
         out.mkdir(parents=True, exist_ok=True)
         figures = draw_all(comparison)
@@ -126,7 +131,7 @@ def report_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
         parts += pictures("latency")
     parts.append("## Model by model\n")
     for label, evaluation in comparison.pairs:
-        tables = model_tables(label, evaluation, comparison.real_of(label))
+        tables = model_tables(label, evaluation, comparison.real_of(label), marks=comparison.marks_of(label))
         parts += [table.to_markdown() for table in tables]
         if (controls := controls_table(label, evaluation, comparison.real_of(label))) is not None:
             parts.append(controls.to_markdown())
@@ -138,7 +143,8 @@ def _heading(comparison: Comparison) -> str:
     lines = [
         "Numbers in brackets are 95 % intervals. "
         "⚑ marks a perplexity that must not be read alone: its text left the band of real text, why stands under the "
-        "table. Text that repeats itself is easy to predict.",
+        "table. Text that repeats itself is easy to predict. "
+        f"{_about_marks(comparison)}",
         "",
         plain_markdown(judge_in_words(comparison.evaluations[0].judge)),
     ]
@@ -146,6 +152,17 @@ def _heading(comparison: Comparison) -> str:
     if care:
         lines += ["", "**Compare with care:**", "", *care]
     return "\n".join(lines) + "\n"
+
+
+def _about_marks(comparison: Comparison) -> str:
+    """What the mark of blindness says in this report."""
+    marks = comparison.marks
+    if not marks.measured:
+        return f"{UNKNOWN}; measure them (`--controls`) before a number is believed."
+    named = ", ".join(metric.label for metric in in_order(marks.found))
+    said = f"here {named}" if named else "here none"
+    why = "because it ranks text without sense above real text or above a row"
+    return f"{BLIND} marks a metric that is blind, {why}: {said}."
 
 
 def judge_in_words(judge: Mapping[str, Any]) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from fsdfm.measure.controls import DIRECTIONS, Blindness, blind_metrics
+from fsdfm.measure.controls import DIRECTIONS
 from fsdfm.measure.frontier import Frontier, compare_frontiers, frontier_of
 from fsdfm.measure.results import Evaluation, Measured, Row
 from fsdfm.show.quality.comparison import REAL, Change, Comparison, Real, change, change_of_rows
+from fsdfm.show.quality.marks import BLIND, Marks
 from fsdfm.show.quality.metrics import GAP, Metric, in_order, metric_named, write_number
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
 ]
 
 FLAG = "⚑"
-BLIND = "⊘"  # a metric that a negative control fools
 PAPER_BUDGETS = (1, 2, 4, 8, 16, 1024)
 _FORMULA = tuple("=+-@\t\r")  # what a spreadsheet begins a formula with
 NEAR_BITS = 0.1  # entropies that pass for equal
@@ -121,14 +121,20 @@ def few_steps_table(comparison: Comparison) -> Table:
         for label, e in comparison.pairs
     ]
     rows += [(real.label, *[cell(real.metrics)] * len(budgets)) for real in comparison.reals]
-    shown = " / ".join(metric.label for metric in (perplexity, *others))
+    shown = " / ".join(comparison.marks.label(metric) for metric in (perplexity, *others))
     return Table(
         title="Few steps",
         header=("steps", *map(str, budgets)),
         rows=tuple(rows),
         caption=f"{shown[0].upper()}{shown[1:]}; the intervals stand in the tables below.",
-        notes=notes.lines(),
+        notes=(*notes.lines(), *_how(comparison, (perplexity, *others))),
     )
+
+
+def _how(comparison: Comparison, metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """How those of the metrics are fooled that bear the mark."""
+    marks = comparison.marks
+    return marks.notes(metric.name for metric in metrics) if marks.measured else ()
 
 
 def metric_table(comparison: Comparison, metric: Metric) -> Table:
@@ -147,10 +153,12 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
     rows.append((REAL, *(cell(comparison.real_of(label).metrics) for label in comparison.labels)))
     beside = metric.is_perplexity and entropy.name in comparison.metric_names()
     return Table(
-        title=metric.label[0].upper() + metric.label[1:] + (f" / {entropy.label}" if beside else ""),
+        title=metric.label[0].upper()
+        + comparison.marks.label(metric)[1:]
+        + (f" / {comparison.marks.label(entropy)}" if beside else ""),
         header=("steps", *comparison.labels),
         rows=tuple(rows),
-        notes=notes.lines(),
+        notes=(*notes.lines(), *_how(comparison, (metric, entropy) if beside else (metric,))),
     )
 
 
@@ -158,14 +166,18 @@ def _has_both(metric: Metric, metrics: Mapping[str, Measured]) -> bool:
     return metric.is_perplexity and metric.name in metrics and "entropy_bits" in metrics
 
 
-def model_tables(label: str, evaluation: Evaluation, real: Real) -> list[Table]:
-    """All that was measured of one model: the main metrics, then the rest."""
+def model_tables(label: str, evaluation: Evaluation, real: Real, *, marks: Marks | None = None) -> list[Table]:
+    """All that was measured of one model: the main metrics, then the rest.
+
+    marks   the metrics that are blind; None: by the controls of this evaluation
+    """
+    marks = Marks.of([(label, evaluation)]) if marks is None else marks
     names = {name for row in evaluation.plain for name in row.metrics} | set(real.metrics)
     metrics = in_order(names)
     parts = {label: [m for m in metrics if m.main], f"{label}: further": [m for m in metrics if not m.main]}
     rows = (*evaluation.plain, *evaluation.alternatives)
     return [
-        _model_table(title, rows, real, metrics=part, timed=n == 0)
+        _model_table(title, rows, real, metrics=part, timed=n == 0, marks=marks)
         for n, (title, part) in enumerate(parts.items())
         if part or n == 0
     ]
@@ -177,28 +189,17 @@ def controls_table(label: str, evaluation: Evaluation, real: Real) -> Table | No
         return None
     names = {name for found in evaluation.controls.values() for name in found}
     metrics = [m for m in in_order(names) if m.name in DIRECTIONS]
-    marks = {mark.metric: mark for mark in blind_metrics(evaluation)}
+    marks = Marks.of([(label, evaluation)])
     body = [(name, *(m.write(found.get(m.name)) for m in metrics)) for name, found in evaluation.controls.items()]
     body.append((real.label, *(m.write(real.metrics.get(m.name)) for m in metrics)))
-    notes = [f"{BLIND} {metric_named(mark.metric).label}: {_fooled(mark)}" for mark in marks.values()]
     return Table(
         title=f"{label}: negative controls",
-        header=("text without sense", *(m.label + (f" {BLIND}" if m.name in marks else "") for m in metrics)),
+        header=("text without sense", *map(marks.label, metrics)),
         rows=tuple(body),
         caption=f"What is written without a model, to please one metric each. {BLIND} marks a metric that is blind: it "
         "ranks such text above real text, or above a row of the model.",
-        notes=tuple(notes),
+        notes=marks.notes(DIRECTIONS),
     )
-
-
-def _fooled(mark: Blindness) -> str:
-    """What a blind metric ranks above what; rows that the same controls beat are told together."""
-    parts = [f"{', '.join(mark.above_real)} above real data"] if mark.above_real else []
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for model, controls in mark.above_models.items():
-        groups.setdefault(controls, []).append(model.removesuffix(" steps"))
-    parts += [f"{', '.join(controls)} above {', '.join(rows)} steps" for controls, rows in groups.items()]
-    return "; ".join(parts)
 
 
 def equal_entropy_table(comparison: Comparison) -> Table | None:
@@ -217,12 +218,17 @@ def equal_entropy_table(comparison: Comparison) -> Table | None:
     if not body:
         return None
     return Table(
-        title=f"At equal entropy: perplexity as a multiple of {comparison.labels[0]}'s",
+        title=f"At equal entropy: perplexity{_sign(comparison)} as a multiple of {comparison.labels[0]}'s",
         header=("model", "steps", "entropy, bits", "ratio"),
         rows=tuple(body),
         caption="From sweeps over temperature, straight between two of them; below 1 is better, **bold** where the "
         "95 % interval leaves out 1.",
+        notes=_how(comparison, (metric_named("token_perplexity"),)),
     )
+
+
+def _sign(comparison: Comparison) -> str:
+    return comparison.marks.sign("token_perplexity")
 
 
 def across_budgets_table(comparison: Comparison) -> Table | None:
@@ -261,10 +267,10 @@ def across_budgets_table(comparison: Comparison) -> Table | None:
         return None
     first = comparison.labels[0]
     return Table(
-        title=f"Across budgets, at equal entropy: perplexity as a multiple of {first}'s",
+        title=f"Across budgets, at equal entropy: perplexity{_sign(comparison)} as a multiple of {first}'s",
         header=("model", "calls", "perplexity", "bits", f"{first}, calls", "perplexity", "bits", "ratio"),
         rows=tuple(body),
-        notes=notes.lines(),
+        notes=(*notes.lines(), *_how(comparison, (perplexity,))),
         caption=f"Rows whose entropies are within {NEAR_BITS} bit, whatever their calls; below 1 is better, **bold** "
         "where the 95 % interval leaves out 1.",
     )
@@ -276,8 +282,11 @@ def _bits(row: Row) -> float | None:
 
 
 def _swept(first: Evaluation, other: Evaluation) -> list[tuple[int, int]]:
-    """Budgets to compare sweeps at: those that both have, or, where they have none in common, each with each."""
-    ours, theirs = (sorted({row.steps for row in (*e.plain, *e.frontier)}) for e in (first, other))
+    """Budgets to compare sweeps at: those that both swept, or, where they have none in common, each with each."""
+    ours, theirs = (
+        [steps for steps in sorted({row.steps for row in (*e.plain, *e.frontier)}) if _sweep(e, steps) is not None]
+        for e in (first, other)
+    )
     common = [(steps, steps) for steps in ours if steps in theirs]
     return common or [(a, b) for a in ours for b in theirs]
 
@@ -291,7 +300,9 @@ def _sweep(evaluation: Evaluation, steps: int) -> Frontier | None:
         return None
 
 
-def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[Metric], timed: bool) -> Table:
+def _model_table(
+    title: str, rows: Sequence[Row], real: Real, *, metrics: list[Metric], timed: bool, marks: Marks
+) -> Table:
     notes = Notes()
     further: dict[str, list[str]] = {}
     if any(row.num_calls != row.steps for row in rows):
@@ -312,8 +323,9 @@ def _model_table(title: str, rows: Sequence[Row], real: Real, *, metrics: list[M
     ]
     last = (metric.write(real.metrics.get(metric.name)) for metric in metrics)
     body.append((real.label, *[GAP] * len(further), *last, *[GAP] * len(seconds)))
-    header = ("steps", *further, *(metric.label for metric in metrics), *seconds)
-    return Table(title=title, header=header, rows=tuple(body), notes=notes.lines())
+    header = ("steps", *further, *map(marks.label, metrics), *seconds)
+    blind = marks.notes(metric.name for metric in metrics) if timed or marks.measured else ()
+    return Table(title=title, header=header, rows=tuple(body), notes=(*notes.lines(), *blind))
 
 
 def _row_name(row: Row) -> str:
@@ -338,11 +350,11 @@ def matched_table(comparison: Comparison) -> Table | None:
         body.append((real.label, GAP, GAP, GAP, *cells))
     return Table(
         title="At matched entropy",
-        header=("model", "steps", "matched to", "temperature", *(metric.label for metric in metrics)),
+        header=("model", "steps", "matched to", "temperature", *map(comparison.marks.label, metrics)),
         rows=tuple(body),
         caption="The temperature is found so that the entropy equals that of what is named: lower perplexity is then "
         "not bought with diversity.",
-        notes=notes.lines(),
+        notes=(*notes.lines(), *_how(comparison, metrics)),
     )
 
 
@@ -353,7 +365,7 @@ def changes_table(comparison: Comparison, other: str) -> Table:
     """What changes from the baseline, the first model, to another, with intervals."""
     base, evaluation = comparison.evaluations[0], comparison.evaluations[comparison.labels.index(other)]
     common = [steps for steps in comparison.budgets if base.row(steps) and evaluation.row(steps)]
-    metrics = _compared(comparison)
+    metrics, labels = _compared(comparison), comparison.marks.label
     notes = Notes()
     body = []
     for steps in common:
@@ -371,11 +383,14 @@ def changes_table(comparison: Comparison, other: str) -> Table:
         body.append((REAL, *[GAP] * len(metrics)))
     return Table(
         title=f"{other} against {comparison.labels[0]}",
-        header=("steps", *(f"{m.label}, %" if m.is_perplexity else m.label for m in metrics)),
+        header=(
+            "steps",
+            *(f"{m.label}, %{comparison.marks.sign(m.name)}" if m.is_perplexity else labels(m) for m in metrics),
+        ),
         rows=tuple(body),
         caption="Change of perplexity in per cent, of the rest as a difference, with the 95 % interval that follows "
         "from both models' (taken as independent); **bold** where it leaves out zero.",
-        notes=notes.lines(),
+        notes=(*notes.lines(), *_how(comparison, metrics)),
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fsdfm.measure.results import Evaluation
-from fsdfm.show.quality.comparison import Comparison, Real
+from fsdfm.show.quality.comparison import Comparison
 from fsdfm.show.quality.metrics import GAP, metric_named
 from fsdfm.show.quality.tables import Notes, Table, controls_table, matched_table, model_tables
 from fsdfm.terminal import printable, say
@@ -23,14 +23,14 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
     """Every number with its interval and its flags, real data last."""
     comparison = Comparison((evaluation.name,), (evaluation,))
     real = comparison.real_of(evaluation.name)
-    for table in model_tables(evaluation.name, evaluation, real) if evaluation.plain else []:
+    for table in model_tables(evaluation.name, evaluation, real, marks=comparison.marks) if evaluation.plain else []:
         _print(table, console, keys=1)
     if (matched := matched_table(comparison)) is not None:
         _print(matched, console, keys=4)
     if (controls := controls_table(evaluation.name, evaluation, real)) is not None:
         _print(controls, console, keys=1)
     if evaluation.frontier:
-        _print(_frontier(evaluation, real), console, keys=2)
+        _print(_frontier(evaluation, comparison), console, keys=2)
     if (bound := evaluation.bound) is not None:
         console.print(
             f"likelihood bound: {bound.value:.3f} [{bound.low:.3f}, {bound.high:.3f}] nats per token, "
@@ -39,8 +39,9 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
         )
 
 
-def _frontier(evaluation: Evaluation, real: Real) -> Table:
+def _frontier(evaluation: Evaluation, comparison: Comparison) -> Table:
     """Perplexity and diversity by temperature."""
+    real, marks = comparison.real_of(evaluation.name), comparison.marks
     names = [name for name in _FRONTIER if any(name in row.metrics for row in evaluation.frontier)]
     metrics, notes = [metric_named(name) for name in names], Notes()
     rows = sorted(evaluation.frontier, key=lambda row: (row.steps, row.temperature))
@@ -49,7 +50,7 @@ def _frontier(evaluation: Evaluation, real: Real) -> Table:
         for row in rows
     ]
     body.append((real.label, GAP, *(metric.write(real.metrics.get(metric.name)) for metric in metrics)))
-    header = ("steps", "temperature", *(metric.label for metric in metrics))
+    header = ("steps", "temperature", *map(marks.label, metrics))
     return Table("Frontier", header, tuple(body), notes=notes.lines())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fsdfm.measure.frontier import AtEntropy
 from fsdfm.measure.results import Evaluation, Measured, Row
+from fsdfm.show.quality.marks import BLIND, UNKNOWN, Marks
 from fsdfm.studies.compare import paper
 from fsdfm.studies.compare.matching import PeerMatch, compare_at
 from fsdfm.studies.compare.setting import CompareSetting
@@ -34,7 +35,7 @@ def compare_report(variants: Sequence[SystemRow], found: _Found, setting: Compar
         *_by_calls(variants, found, setting),
         *_continued(variants, found, setting),
         *(line for own, each in matches.items() for line in _equal(own, each, variants, setting=setting)),
-        *_controls(found),
+        *_controls(found, _marks(variants, found)),
     ]
     record = {
         "results": {variant.name: found[variant.name].to_json() for variant in variants},
@@ -67,13 +68,20 @@ def _about(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting
             "same base on the same text, with its own recipe's learning rate, not tuned further; a distillation spends "
             "half of its tokens on its teacher."
         )
+    marks = _marks(variants, found)
     return [
         f"{trained} {setting.num} texts of "
         f"{setting.length} tokens per row, judge {first.judge.get('name')}, seed {setting.seed}; entropy in bits per "
         f"text. {_FLAG}: entropy or distinct-n leave the band of real text, so the perplexity does not stand alone. z: "
-        "distances to real text (style; n-grams) in deviations of real text from itself.",
+        "distances to real text (style; n-grams) in deviations of real text from itself. "
+        + (f"{BLIND}: text without sense fools this metric, see the controls." if marks.measured else f"{UNKNOWN}."),
         "",
     ]
+
+
+def _marks(variants: Sequence[SystemRow], found: _Found) -> Marks:
+    """The metrics that the controls fool beside any row; they are measured beside one system and lent to the others."""
+    return Marks.of([(variant.label, found[variant.name]) for variant in variants])
 
 
 # --- the paper's expanded-baselines table -----------------------------------------------------------------------------
@@ -81,7 +89,9 @@ def _about(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting
 
 def _expanded(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
     calls = min(setting.steps, key=lambda steps: abs(steps - paper.EXPANDED_STEPS))
-    head = ["model", "M", "k tokens", "calls", "PPL", "entropy", "distinct-2", "z", "paper's PPL", "paper's entropy"]
+    sign = _marks(variants, found).sign
+    ours = [f"PPL{sign('token_perplexity')}", f"entropy{sign('entropy_bits')}", f"distinct-2{sign('distinct_2')}", "z"]
+    head = ["model", "M", "k tokens", "calls", *ours, "paper's PPL", "paper's entropy"]
     rows: list[list[str]] = [head, ["real text", "", "", "", *_real(found), "", *map(str, paper.REAL)]]
     for group, title in GROUPS.items():
         members = [variant for variant in variants if variant.group == group]
@@ -151,7 +161,9 @@ def _number(measured: Measured | None, digits: int) -> str:
 
 
 def _by_calls(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting) -> list[str]:
-    rows = [["perplexity / entropy / distinct-2, T = 1", *(f"{steps} calls" for steps in setting.steps)]]
+    sign = _marks(variants, found).sign
+    shown = f"perplexity{sign('token_perplexity')} / entropy{sign('entropy_bits')} / distinct-2{sign('distinct_2')}"
+    rows = [[f"{shown}, T = 1", *(f"{steps} calls" for steps in setting.steps)]]
     for variant in variants:
         rows.append([variant.label, *(_short(found[variant.name].row(steps)) for steps in setting.steps)])
     return ["## At every number of calls", "", markdown_table(rows), "", *_sweeps(variants, found, setting)]
@@ -257,7 +269,7 @@ def _ratio(at: AtEntropy | None) -> str:
 # --- controls ---------------------------------------------------------------------------------------------------------
 
 
-def _controls(found: _Found) -> list[str]:
+def _controls(found: _Found, marks: Marks) -> list[str]:
     """Text without sense, measured as samples are: a metric that likes it cannot tell."""
     evaluation = next((each for each in found.values() if each.controls), None)
     if evaluation is None:
@@ -266,4 +278,5 @@ def _controls(found: _Found) -> list[str]:
     for name, metrics in evaluation.controls.items():
         row = Row(steps=1, metrics=metrics)
         rows.append([name, *_numbers(row), _distances(row)])
-    return ["## Controls: text without sense", "", markdown_table(rows), ""]
+    told = marks.notes(("token_perplexity", "entropy_bits", "distinct_2", *_DISTANCES))
+    return ["## Controls: text without sense", "", markdown_table(rows), "", *(f"- {note}" for note in told), ""]
