@@ -142,6 +142,22 @@ def test_an_autoregressive_model_writes_the_same_by_the_loop_and_by_its_modules(
     assert model.generate(prompt[:, :1], 1, noise).shape == (TEXTS, 1)
 
 
+def test_without_a_place_to_keep_what_is_compiled_it_is_compiled_all_the_same(monkeypatch):
+    """A service without a home on a read-only file system: numba knows no place then, and says so by an error."""
+    kernels = pytest.importorskip("fsdfm.model.kernels", reason="numba is not installed: pip install 'fsdfm[fast]'")
+    asked = []
+
+    def njit(*, cache, **_):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(kernels, "njit", njit)
+    assert kernels._compiled(len)([1]) == 1
+    assert asked == [True, False]
+
+
 def test_texts_go_from_their_starts_to_their_ends():
     walk = [(places.at, places.going, places.same) for places in lockstep([0, 3, 2], [2, 4, 2])]
     assert walk == [([0, 3, 1], [True, True, False], None), ([1, 3, 1], [True, False, False], None)]

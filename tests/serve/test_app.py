@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from fsdfm.serve.schemas import UNSUPPORTED, CompletionBody
 from live_server import serving
 
 PATHS = ("/v1/completions", "/v1/fim/completions", "/v1/infill", "/v1/repair")
@@ -209,6 +210,56 @@ def test_a_bad_body_is_refused_in_openais_envelope(live, body):
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.error["type"] == "invalid_request_error"
     live.idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "words"),
+    [
+        (0, {"prompt": [1, 2]}, "prompt", "allowed are texts of at most 65536 characters or lists of 1 to 16 of texts"),
+        (0, {"prompt": ["x"] * 17}, "prompt", "lists of 1 to 16 of"),
+        (0, {"stop": ["x"] * 5}, "stop", "texts of 1 to 128 characters or lists of at most 4 of"),
+        (0, {"n": 17}, "n", "whole numbers >= 1 and <= 16"),
+        (0, {"temperature": 0}, "temperature", "numbers > 0"),
+        (0, {"steps": 1.5}, "steps", "<= 1024 or 'auto'"),
+        (0, {"stream": "yes"}, "stream", "true and false"),
+        (0, {"stream_options": 3}, "stream_options", "JSON objects"),
+        (0, {"logprobs": True}, "logprobs", "cannot be honoured"),
+        (0, {"jump": "exat"}, "jump", "did you mean 'exact'?"),
+        (0, {"max_tokens": 5000}, "max_tokens", "at most 1024 in all"),
+        (2, {"text": None}, "text", "allowed are texts"),
+        (3, {"text": "abc", "damaged": [[2, 9]]}, "damaged", "0 <= begin < end <= 3"),
+        (3, {"text": "abc", "damaged": [[2]]}, "damaged", "lists of at most 1024 of lists of 2 of whole numbers"),
+        (3, {"text": "abc", "blind": True}, "blind", "only allowed with corrupt"),
+        (3, {}, "text", "is missing"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong_and_what_is_allowed(live, path, more, param, words):
+    answer = live.post(PATHS[path], more if path else {**small(), **more})
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert words in answer.error["message"]
+    assert "constrained" not in answer.error["message"]  # no word of the machinery
+
+
+def test_what_is_refused_whatever_is_sent_is_told_so():
+    body = CompletionBody.model_json_schema()["properties"]
+    assert {name for name, about in body.items() if about.get("description", "").startswith("Refused")} == set(
+        UNSUPPORTED
+    )
+
+
+def test_what_can_be_got_has_a_head(live):
+    for path in ("/", "/health", "/v1/models"):
+        answer = live.ask("HEAD", path)
+        assert (answer.status, answer.body) == (200, b"")
+    assert live.ask("HEAD", "/v1/completions").status == 405
+    assert live.get("/none").error["code"] == "not_found"
+
+
+def test_details_tell_the_canvas(live):
+    """What makes the same text in the library, wherever a text ends and whatever first token there is."""
+    made = live.post("/v1/completions", small(details=True, echo=True)).json["choices"][0]
+    length = made["fsdfm"]["details"]["length"]
+    assert live.models["tiny"].generate("abc", length=length, steps=2, seed=7).text == made["text"]
 
 
 def test_a_grid_and_a_final_temperature_are_those_of_the_library(live):

@@ -17,7 +17,7 @@ import uvicorn
 
 from fsdfm.checkpoint import save_model
 from fsdfm.serve.config import ServeConfig, read_api_key
-from fsdfm.serve.server import _Server, load_models
+from fsdfm.serve.server import _Server, load_models, warm_up
 from tiny_models import random_bundle
 
 
@@ -78,6 +78,8 @@ def test_sigterm_finishes_what_is_on_its_way_and_ends_with_0(folder):
 def test_a_killed_server_starts_again_and_says_the_same(folder):
     first = Process("--model", str(folder))
     text = first.post(BODY)
+    events = [line["event"] for line in first.lines if isinstance(line, dict)]
+    assert events.index("ready") < events.index("serving")
     assert first.end(signal.SIGKILL) != 0
     again = Process("--model", str(folder))
     assert again.post(BODY) == text
@@ -109,6 +111,23 @@ def test_a_model_too_large_for_the_memory_is_said_to_be(folder, monkeypatch):
     monkeypatch.setattr("fsdfm.serve.server.load", load)
     with pytest.raises(ValueError, match="not enough memory"):
         load_models([str(folder)])
+
+
+def test_the_first_client_finds_everything_ready(folder, monkeypatch, caplog):
+    """What is compiled for a first text is compiled before anybody can ask."""
+    models, told = load_models([str(folder)]), []
+    monkeypatch.setattr(models["tiny"], "generate", lambda **options: told.append(options))
+    with caplog.at_level("INFO", logger="fsdfm.serve"):
+        warm_up(models)
+    assert [options.get("top_p") for options in told] == [None, 0.9]  # plain draws, and filtered ones
+    assert '"ready", "model": "tiny"' in caplog.text
+
+    def fails(**_):
+        raise MemoryError
+
+    monkeypatch.setattr(models["tiny"], "generate", fails)
+    with pytest.raises(ValueError, match="not enough memory for the model tiny"):
+        warm_up(models)
 
 
 def test_two_models_of_one_name_are_refused(folder, tmp_path):

@@ -5,7 +5,8 @@ between them take longer than that. Here the loop is one function. It computes i
 float64 sums; products add over their inputs in order, four at a time, every text by itself, so no other changes it.
 Its last digits are not torch's, so one text in some dozens is another one than without numba.
 
-What is compiled is kept on disk beside this file or, where that is not writable, in the user's cache.
+What is compiled is kept on disk beside this file or, where that is not writable, in the user's cache; NUMBA_CACHE_DIR
+names another place.
 """
 
 from __future__ import annotations

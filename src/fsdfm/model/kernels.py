@@ -15,9 +15,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _compiled(function: _Function) -> _Function:
-    """The function as machine code, kept on disk; a product and a sum may be one operation (FMA), no more than that."""
-    made: _Function = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})(function)
-    return made
+    """The function as machine code; a product and a sum may be one operation (FMA), no more than that.
+
+    It is kept on disk, unless there is no place to write to, as for a service without a home: then it is compiled anew
+    in every process.
+    """
+
+    def make(*, cache: bool) -> _Function:
+        made: _Function = njit(cache=cache, nogil=True, error_model="numpy", fastmath={"contract"})(function)
+        return made
+
+    try:
+        return make(cache=True)
+    except RuntimeError:  # "no locator available"
+        return make(cache=False)
 
 
 @_compiled

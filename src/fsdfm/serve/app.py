@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +21,7 @@ from fsdfm.serve.engine import CancelledJobError, Engine, EngineStoppedError, Ex
 from fsdfm.serve.guard import Guard, internal_error, log_line
 from fsdfm.serve.page import page_files
 from fsdfm.serve.schemas import (
+    UNSUPPORTED,
     Completion,
     CompletionBody,
     ErrorEnvelope,
@@ -31,6 +32,7 @@ from fsdfm.serve.schemas import (
     RepairBody,
     Sampling,
     Status,
+    allowed_values,
 )
 from fsdfm.serve.stream import EventStream, Mailbox, event, until_disconnect
 from fsdfm.serve.work import RefusalError, Work, build_work
@@ -365,17 +367,19 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse({"error": refusal.error}, refusal.status, refusal.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return JSONResponse({"error": _validation_refusal(error).error}, 400)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        body = get_type_hints(request.scope["endpoint"]).get("body", Sampling)
+        return JSONResponse({"error": _validation_refusal(error, body).error}, 400)
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
-        refusal = RefusalError(error.status_code, f"{error.detail}; see /openapi.json", code=str(error.status_code))
+        code = str(error.detail).lower().replace(" ", "_")
+        refusal = RefusalError(error.status_code, f"{error.detail}; /openapi.json says what there is", code=code)
         return JSONResponse({"error": refusal.error}, error.status_code, dict(error.headers or {}))
 
 
-def _validation_refusal(error: RequestValidationError) -> RefusalError:
-    """The first thing that is wrong with a body, without repeating what was sent."""
+def _validation_refusal(error: RequestValidationError, body: type[Sampling]) -> RefusalError:
+    """The first thing that is wrong with a body and what is allowed there, without repeating what was sent."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = place[0] if place else None
@@ -383,8 +387,18 @@ def _validation_refusal(error: RequestValidationError) -> RefusalError:
         message, code = f"{'.'.join(place)} is no parameter of this endpoint; leave it out", "unsupported_parameter"
     elif first["type"] == "json_invalid":
         message, code, param = "the body is not JSON; send one JSON object", "invalid_json", None
+    elif first["type"] == "missing":
+        message, code = (
+            f"{'.'.join(place) or 'the body'} is missing; allowed are {allowed_values(body, param)}",
+            "missing",
+        )
+    elif param in UNSUPPORTED:
+        message, code = f"{param} cannot be honoured; leave it out", "unsupported_parameter"
     else:
-        message, code = f"{'.'.join(place) or 'the body'}: {first['msg']}", "invalid_value"
+        message, code = (
+            f"{param or 'the body'} is not valid; allowed are {allowed_values(body, param)}",
+            "invalid_value",
+        )
     return RefusalError(400, message, param=param, code=code)
 
 

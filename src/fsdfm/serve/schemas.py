@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 from fsdfm.generate import SamplerConfig, SamplerOptions
 
 __all__ = [
+    "UNSUPPORTED",
     "Completion",
     "CompletionBody",
     "ErrorEnvelope",
@@ -19,6 +21,7 @@ __all__ = [
     "ModelList",
     "RepairBody",
     "Status",
+    "allowed_values",
 ]
 
 MAX_TEXT = 65_536
@@ -118,13 +121,17 @@ class CompletionBody(_Continuation):
     start_from: Text | None = Field(
         default=None,
         description="A draft of the text to be written; it is noised back to `start`, or as far as the model finds it "
-        "damaged, and written anew from there.",
+        "damaged, which takes eight more calls, and written anew from there.",
     )
     logprobs: int | None = Field(default=None, description="Refused: tokens are revised, none has one probability.")
     logit_bias: dict[str, float] | None = Field(default=None, description="Refused unless empty.")
     best_of: int | None = Field(default=None, description="Refused unless it is n.")
     presence_penalty: float | None = Field(default=None, description="Refused unless 0.")
     frequency_penalty: float | None = Field(default=None, description="Refused unless 0.")
+
+
+UNSUPPORTED = ("logprobs", "logit_bias", "best_of", "presence_penalty", "frequency_penalty")
+"""What OpenAI has and a completion here refuses, whatever is sent but a value that asks for nothing."""
 
 
 class FimBody(_Continuation):
@@ -156,6 +163,39 @@ class RepairBody(Sampling):
     blind: bool | None = Field(default=False, description="With corrupt: do not tell the model where.")
 
 
+@functools.cache
+def allowed_values(body: type[BaseModel], name: str | None) -> str:
+    """What a field may be, in words, as the schema says it."""
+    schema = body.model_json_schema()
+    return _in_words(schema["properties"][name]) if name in schema["properties"] else "JSON objects"
+
+
+def _in_words(kind: dict[str, Any]) -> str:
+    if "anyOf" in kind:
+        return " or ".join(_in_words(each) for each in kind["anyOf"] if each.get("type") != "null")
+    if "const" in kind:
+        return repr(kind["const"])
+    if kind.get("type") == "array":
+        return f"lists{_range(kind, 'minItems', 'maxItems')} of {_in_words(kind['items'])}"
+    if kind.get("type") == "string":
+        return f"texts{_range(kind, 'minLength', 'maxLength')}{' characters' if 'maxLength' in kind else ''}"
+    if kind.get("type") == "boolean":
+        return "true and false"
+    numbers = {"integer": "whole numbers", "number": "numbers"}.get(kind.get("type", ""))
+    if numbers is None:
+        return "JSON objects"
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    limits = [f"{sign} {kind[name]}" for name, sign in signs.items() if name in kind]
+    return " ".join([numbers, " and ".join(limits)]).strip()
+
+
+def _range(kind: dict[str, Any], least: str, most: str) -> str:
+    if most not in kind:
+        return ""
+    low, high = kind.get(least, 0), kind[most]
+    return f" of {low}" if low == high else f" of {low} to {high}" if low else f" of at most {high}"
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +213,7 @@ class Details(BaseModel):
     pieces         the text of every token; joined they are the text
     last_changed   the step that changed it last; 0: none did
     given, marked, replaced   token positions: stood fast; said to be damaged; other than before the repair
+    length         tokens of the canvas, what `lm.generate` calls so: a first token that begins the document counts
     """
 
     pieces: list[str]
@@ -181,6 +222,7 @@ class Details(BaseModel):
     marked: list[int]
     replaced: list[int]
     asked: str | None = None
+    length: int
 
 
 class Made(BaseModel):

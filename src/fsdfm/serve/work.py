@@ -93,13 +93,13 @@ class Work:
             "index": index,
             "logprobs": None,
             "finish_reason": "stop" if cuts or made.finished or self.shows == "all" else "length",
-            "fsdfm": self._made(made),
+            "fsdfm": self._made(made, self.requests[index]),
         }
 
     def _first_free(self, made: Generation) -> int:
         return next((place for place, fixed in enumerate(made.given) if not fixed), len(made.given))
 
-    def _made(self, made: Generation) -> dict[str, Any]:
+    def _made(self, made: Generation, request: Request) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "seed": made.seed,
             "copy": made.copy,
@@ -117,6 +117,7 @@ class Work:
                 "last_changed": list(made.last_changed),
                 **{name: _places(getattr(made, name)) for name in ("given", "marked", "replaced")},
                 "asked": self.asked,
+                "length": len(request.tokens),
             }
         return facts
 
@@ -165,7 +166,7 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
         config = _config(body, lm)
         work = _TEXTS[type(body)](Work(name=name, lm=lm, config=config, requests=[]), body, max_canvas)
     except ValueError as error:
-        raise RefusalError(400, str(error)) from error
+        raise RefusalError(400, str(error), param=_named(str(error), body)) from error
     for request in work.requests:
         if len(request.tokens) > max_canvas:
             raise RefusalError(
@@ -183,6 +184,12 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
     if work.diffusing and not work.stream:
         raise RefusalError(400, "diffusing is only allowed with stream: true", param="diffusing")
     return work
+
+
+def _named(message: str, body: Sampling) -> str | None:
+    """The field that a message of the library begins with."""
+    first = message.partition(" ")[0]
+    return first if first in type(body).model_fields else None
 
 
 def _config(body: Sampling, lm: LanguageModel) -> SamplerConfig:
@@ -261,7 +268,7 @@ def _continuation(
             )
     if fixed + room > most:
         raise ValueError(
-            f"{fixed} tokens are given and max_tokens is {room}; at most {most} in all are allowed here: ask for less"
+            f"max_tokens is {room} and {fixed} tokens are given; at most {most} in all are allowed here: ask for less"
         )
     return lm.encoder.continuation(prompt, suffix, length=fixed + room)
 

@@ -3,6 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const HUES = 8;
+const FEWEST_SHOWN = 4; // steps unless somebody chooses: a single one leaves nothing to watch
 const EXAMPLE_SPAN = 220; // milliseconds a state stays when states are played
 
 // --- how a text looks: the rules of fsdfm's timelines ---------------------------------------------------------------
@@ -37,30 +38,34 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+function binOf(state, index, table) { return state.last[index] ? table.find((each) => state.last[index] <= each.last) : null; }
+
 function tokenSpan(state, index, table) {
-  const step = state.last[index], bin = step ? table.find((each) => step <= each.last) : null;
+  const step = state.last[index], bin = binOf(state, index, table);
   const given = state.given.has(index);
   const names = [bin ? `k${bin.hue}` : given ? "given" : "kept"];
   if (state.marked.has(index)) names.push("marked");
   if (state.now.has(index)) names.push("now");
   const when = step ? `last changed at step ${step}` : given ? "given" : "never changed";
   const damaged = state.marked.has(index) ? "; damaged or replaced" : "";
-  return element("span", { class: names.join(" "), title: when + damaged }, visible(state.pieces[index]));
+  const ends = bin && binOf(state, index + 1, table) !== bin; // the number stands at the end of a run, as in a timeline
+  return element("span", { class: names.join(" "), title: when + damaged, "data-bin": ends && bin.number }, visible(state.pieces[index]));
 }
 
 function draw(figure, state, steps) {
   const table = bins(steps);
   const spans = state.pieces.map((_, index) => tokenSpan(state, index, table));
   figure.text.replaceChildren(...spans);
-  const counts = new Map();
-  for (const step of state.last) {
-    const bin = step ? table.find((each) => step <= each.last) : null;
-    if (bin) counts.set(bin.number, (counts.get(bin.number) || 0) + 1);
-  }
-  figure.legend.replaceChildren(...table.filter((bin) => counts.has(bin.number)).map((bin) => {
-    const label = bin.first === bin.last ? bin.first : `${bin.first}-${bin.last}`;
-    return element("li", {}, element("span", { class: `k${bin.hue}`, tabindex: 0 }, `step ${label}`), ` ${counts.get(bin.number)}`);
-  }));
+  const every = state.pieces.map((_, index) => index), count = (test) => every.filter(test).length;
+  const entry = (names, words, many, number) =>
+    many && element("li", {}, element("span", { class: names, tabindex: 0, "data-bin": number }, words), ` ${many}`);
+  figure.legend.replaceChildren(...[
+    ...table.map((bin) => entry(`k${bin.hue}`, `step ${bin.first === bin.last ? bin.first : `${bin.first}-${bin.last}`}`,
+      count((index) => binOf(state, index, table) === bin), bin.number)),
+    entry("kept", "never changed", count((index) => !state.last[index] && !state.given.has(index))),
+    entry("given", "given", count((index) => !state.last[index] && state.given.has(index))),
+    entry("marked", "damaged or replaced", state.marked.size),
+  ].filter(Boolean));
 }
 
 // --- a card: one model's text, its states, its slider ---------------------------------------------------------------
@@ -69,12 +74,13 @@ class Card {
   constructor(asked) { // what is asked for now: the form may change while a text is on its way
     const model = asked.model;
     this.asked = asked; this.mode = mode; this.steps = asked.steps; this.states = [];
-    this.text = element("p", { class: "text", dir: "auto", "aria-busy": "true", "aria-label": "The text" });
+    this.text = element("div", { class: "text", dir: "auto", role: "group", "aria-busy": "true", "aria-label": `The text of ${model}` });
     this.legend = element("ul", { class: "legend" });
-    this.facts = element("p", { class: "facts", role: "status", "aria-live": "polite" }, "waiting …");
+    this.facts = element("p", { class: "facts", role: "status", "aria-live": "polite", "aria-busy": "true" }, "waiting …");
     this.notes = element("div");
-    this.slider = element("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step shown" });
+    this.slider = element("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": `Step shown of ${model}` });
     this.play = element("button", { type: "button", class: "plain", "aria-label": "Play the steps" }, "▶");
+    this.numbers = element("label", { hidden: true }, element("input", { type: "checkbox" }), " step numbers");
     this.at = element("output", {}, "");
     this.calls = element("span", { class: "calls" }, "");
     this.slider.addEventListener("input", () => { this.halt(); this.show(+this.slider.value); });
@@ -83,9 +89,9 @@ class Card {
     this.node = element("article", { "data-model": model },
       element("h3", {}, element("span", {}, model), this.calls), this.facts,
       element("figure", { class: "fsdfm-timeline" },
-        element("figcaption", {}, element("span", { class: "note" }, "Tokens by the step of their last change, and how many"), this.legend),
+        element("figcaption", {}, element("span", { class: "note" }, "Tokens by the step of their last change, and how many"), this.legend, this.numbers),
         this.text),
-      this.bar, this.notes);
+      this.notes, this.bar);
     this.began = performance.now();
   }
 
@@ -99,17 +105,18 @@ class Card {
 
   finish(made, reason) {
     const d = made.details;
-    this.steps = made.steps; this.given = d.given.length;
+    this.steps = made.steps; this.length = d.length;
     const marked = d.marked.length ? d.marked : d.asked === null ? [] : d.replaced;
     const state = { pieces: d.pieces, last: d.last_changed, given: new Set(d.given), marked: new Set(marked), now: new Set() };
     if (this.states.length) this.states[this.states.length - 1] = state; else this.states.push(state);
     const waited = performance.now() - this.began;
     this.calls.textContent = `${made.calls} call${made.calls === 1 ? "" : "s"}`;
-    this.facts.textContent = `${Math.round(1000 * made.seconds)} ms, ${Math.round(waited)} ms with the way here · seed ${made.seed}` +
-      ` · from t = ${made.start.toFixed(2)}` + (this.mode === "write" ? (reason === "stop" ? " · ended by itself" : " · the room is full") : "");
+    this.facts.textContent = `${Math.round(1000 * made.seconds)} ms, ${Math.round(waited)} ms until it was here · seed ${made.seed}` +
+      ` · from t = ${made.start.toFixed(2)}` +
+      (this.mode === "write" ? (reason === "stop" ? " · the text ended" : ` · cut off at ${this.asked.max_tokens} tokens`) : "");
     this.notes.replaceChildren(...made.warnings.map((note) => element("p", { class: "note" }, note)));
     if (this.mode === "repair") this.repaired(d);
-    this.text.setAttribute("aria-busy", "false");
+    this.rest();
     this.refresh(); this.show(this.states.length - 1);
   }
 
@@ -124,7 +131,7 @@ class Card {
   }
 
   add(state) { this.states.push(state); this.refresh(); this.show(this.states.length - 1); }
-  refresh() { this.slider.max = this.states.length - 1; this.bar.hidden = this.states.length < 2; }
+  refresh() { this.slider.max = this.states.length - 1; this.bar.hidden = this.numbers.hidden = this.states.length < 2; }
 
   show(index) {
     this.slider.value = index; this.at.textContent = `${index} / ${this.states.length - 1}`;
@@ -133,7 +140,7 @@ class Card {
 
   start() {
     let index = +this.slider.value >= this.states.length - 1 ? 0 : +this.slider.value;
-    this.play.textContent = "❚❚";
+    this.button("❚❚", "Pause");
     const tick = () => {
       this.show(index);
       if (++index < this.states.length) this.timer = setTimeout(tick, EXAMPLE_SPAN); else this.halt();
@@ -141,9 +148,11 @@ class Card {
     tick();
   }
 
-  halt() { clearTimeout(this.timer); this.timer = null; this.play.textContent = "▶"; }
+  halt() { clearTimeout(this.timer); this.timer = null; this.button("▶", "Play the steps"); }
+  button(sign, words) { this.play.textContent = sign; this.play.setAttribute("aria-label", words); }
 
-  fail(words) { this.facts.textContent = words; this.text.setAttribute("aria-busy", "false"); }
+  fail(words) { this.facts.textContent = words; this.rest(); }
+  rest() { for (const part of [this.text, this.facts]) part.setAttribute("aria-busy", "false"); } // now it may be read out
 }
 
 // --- what is asked ----------------------------------------------------------------------------------------------------
@@ -236,10 +245,12 @@ async function go() {
   $("code").hidden = true;
   $("results").className = `cards of-${models.length === 1 ? 1 : 2}`;
   running = new AbortController();
-  $("go").disabled = true; $("stop").hidden = false;
+  $("go").setAttribute("aria-disabled", "true"); $("stop").hidden = false; // not disabled: the focus stays where it is
+  if ($("results").getBoundingClientRect().top > innerHeight - 120) $("go").scrollIntoView(); // on a phone
   const ends = await Promise.allSettled(models.map((model) => run(model, running.signal)));
   running = null;
-  $("go").disabled = false; $("stop").hidden = true;
+  if (document.activeElement === $("stop")) $("go").focus();
+  $("go").setAttribute("aria-disabled", "false"); $("stop").hidden = true;
   const failed = ends.find((end) => end.status === "rejected");
   if (failed) { say(failed.reason.message); look(); } else if (ends[0].value) writeCode(ends[0].value);
 }
@@ -249,26 +260,39 @@ function say(words) { $("message").textContent = words; $("message").hidden = !w
 // --- the same elsewhere ---------------------------------------------------------------------------------------------
 
 const shellQuote = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-const literal = (value) => value === true ? "True" : value === false ? "False" : JSON.stringify(value);
+
+function literal(value) { // in Python
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`;
+}
+
+const list = (options) => Object.entries(options).map(([name, value]) => `${name}=${literal(value)}`).join(", ");
 
 function writeCode(card) {
   const { asked, mode } = card, origin = location.origin, key = $("key").value;
   $("curl").textContent = `curl ${origin}/${PATHS[mode]} \\\n  -H 'content-type: application/json' \\\n` +
     (key ? `  -H "authorization: Bearer $FSDFM_API_KEY" \\\n` : "") + `  -d ${shellQuote(JSON.stringify(asked))}`;
   const { steps, ...rest } = asked;
-  const list = (options) => Object.entries(options).map(([name, value]) => `${name}=${literal(value)}`).join(", ");
   const client = `from openai import OpenAI\n\nclient = OpenAI(base_url=${literal(origin + "/v1")}, api_key=${key ? 'os.environ["FSDFM_API_KEY"]' : '"none"'})\n`;
   $("python").textContent = (key ? "import os\n\n" : "") + client + (mode === "write"
-    ? `answer = client.completions.create(${list({ prompt: null, ...rest }).replace("prompt=null", "prompt=None")}, extra_body={"steps": ${steps}})\nprint(answer.choices[0].text)`
-    : `answer = client.post("/${mode === "gaps" ? "infill" : "repair"}", body=${literal(asked).replace("true", "True").replace("false", "False")}, cast_to=object)\nprint(answer["choices"][0]["text"])`);
-  const options = list({ steps, seed: asked.seed, ...(asked.temperature ? { temperature: asked.temperature } : {}) });
-  const call = mode === "gaps" ? `lm.infill(${literal(asked.text)}, ${options})`
-    : mode === "repair" && asked.corrupt
-      ? `damaged = lm.corrupt(${literal(asked.text)}, ${asked.corrupt}, seed=${asked.seed})\nlm.repair(damaged.tokens, ${asked.blind ? "None" : "damaged.damaged"}, ${options})`
-      : mode === "repair" ? `lm.repair(${literal(asked.text)}, ${options})`
-        : `lm.generate(${asked.prompt ? literal(asked.prompt) : "None"}, ${asked.suffix ? `suffix=${literal(asked.suffix)}, ` : ""}length=${card.given + asked.max_tokens + 1}, ${options})`;
-  $("library").textContent = `import fsdfm\n\nlm = fsdfm.load(${literal(asked.model)})\n${call}`;
+    ? `answer = client.completions.create(${list({ prompt: null, ...rest })}, extra_body={"steps": ${steps}})\nprint(answer.choices[0].text)`
+    : `answer = client.post("/${mode === "gaps" ? "infill" : "repair"}", body=${literal(asked)}, cast_to=object)\nprint(answer["choices"][0]["text"])`);
+  $("library").textContent = `import fsdfm\n\nlm = fsdfm.load(${literal(asked.model)})\n${inLibrary(card)}\nprint(text.text)`;
   $("code").hidden = false;
+}
+
+function inLibrary({ asked, mode, length }) {
+  const { text, steps, seed, temperature } = asked;
+  const options = list({ steps, seed, ...(temperature === undefined ? {} : { temperature }) });
+  if (mode === "gaps") return `text = lm.infill(${literal(text)}, ${options})`;
+  if (mode === "repair" && asked.corrupt)
+    return `damaged = lm.corrupt(${literal(text)}, ${asked.corrupt}, seed=${seed})\n` +
+      `text = lm.repair(damaged.tokens, ${asked.blind ? "None" : "damaged.damaged"}, ${options})`;
+  if (mode === "repair") return `text = lm.repair(${literal(text)}, ${options})`;
+  const suffix = asked.suffix ? `suffix=${literal(asked.suffix)}, ` : "";
+  return `text = lm.generate(${literal(asked.prompt ?? null)}, ${suffix}length=${length}, ${options})`;
 }
 
 // --- gaps by hand -----------------------------------------------------------------------------------------------------
@@ -287,25 +311,37 @@ function parts(text) { // words, white space and gaps in turn
 }
 
 const joined = (list) => list.map((part) => (typeof part === "string" ? part : `[[${part.gap}]]`)).join("");
+const isSpace = (part) => typeof part === "string" && !part.trim();
 
-function drawWords(focus = null) {
-  const list = parts($("gaps").value);
-  const put = (next, place) => { $("gaps").value = joined(next); drawWords(place); };
-  $("words").replaceChildren(...list.map((part, index) => {
+function without(list, index) { // a gap that was a word is that word again; of two spaces around another, one goes
+  if (list[index].was !== undefined) return list.with(index, list[index].was);
+  const double = index > 0 && isSpace(list[index - 1]) && (index + 1 === list.length || isSpace(list[index + 1]));
+  return list.filter((_, place) => place !== index && !(double && place === index - 1));
+}
+
+function drawWords(list = parts($("gaps").value), focus = null) {
+  const put = (next, place) => { $("gaps").value = joined(next); drawWords(next, place); };
+  let number = 0;
+  $("words").replaceChildren(...list.map((part, index) => { // a node for each part
+    if (isSpace(part)) return document.createTextNode(" ");
     if (typeof part === "string") {
-      if (!part.trim()) return document.createTextNode(" ");
       const word = element("button", { type: "button", class: "word", "aria-label": `make a gap of ${part}` }, visible(part));
-      word.addEventListener("click", () => put(list.with(index, { gap: Math.max(1, Math.ceil(part.length / 4)) }), index));
+      word.addEventListener("click", () => put(list.with(index, { gap: Math.max(1, Math.ceil(part.length / 4)), was: part }), index));
       return word;
     }
+    const name = `gap ${++number}`;
     const size = element("output", {}, String(part.gap));
-    const slide = element("input", { type: "range", min: 1, max: 40, value: Math.min(40, part.gap), "aria-label": `length of gap, tokens` });
+    const slide = element("input", { type: "range", min: 1, max: 40, value: Math.min(40, part.gap), "aria-label": `${name}, tokens` });
     slide.addEventListener("input", () => { part.gap = +slide.value; size.textContent = slide.value; $("gaps").value = joined(list); });
-    const close = element("button", { type: "button", class: "plain", "aria-label": "close the gap" }, "×");
-    close.addEventListener("click", () => put(list.filter((_, place) => place !== index), index));
+    const close = element("button", { type: "button", class: "plain", "aria-label": `close ${name}${part.was ? `: ${part.was} again` : ""}` }, "×");
+    close.addEventListener("click", () => put(without(list, index), index));
     return element("span", { class: "gap", style: `--tokens:${Math.min(40, part.gap)}` }, slide, size, close);
   }));
-  if (focus !== null) ($("words").children[Math.min(focus, $("words").children.length - 1)]?.querySelector("input") || $("gaps")).focus();
+  if (focus === null) return;
+  const near = [...$("words").childNodes].slice(Math.max(0, Math.min(focus, list.length) - 1));
+  const node = $("words").childNodes[focus];
+  const target = node && node.nodeType === Node.ELEMENT_NODE ? node : near.find((each) => each.nodeType === Node.ELEMENT_NODE);
+  (target ? target.querySelector("input") || target : $("gaps")).focus();
 }
 
 // --- the server -------------------------------------------------------------------------------------------------------
@@ -322,13 +358,13 @@ function fillModels(list) {
   describeModel();
 }
 
-let described = null;
+let described = null, stepsChosen = false;
 
 function describeModel() {
   const model = known.find((each) => each.id === $("model").value), other = otherModel();
-  if (model && model.id !== described) { // what the user has set stays until another model is chosen
+  if (model && model.id !== described) { // what the user has set stays
     described = model.id;
-    $("steps").value = (model.advice && model.advice.steps) || 8;
+    if (!stepsChosen) $("steps").value = Math.max(FEWEST_SHOWN, (model.advice && model.advice.steps) || 8);
   }
   if (model) { $("room").max = Math.max(8, Math.floor((model.length - 16) / 8) * 8); showValues(); }
   $("compare-row").hidden = !other;
@@ -363,7 +399,7 @@ function choose(name, focus = false) {
     if (on && focus) tab.focus();
   }
   $("go").textContent = VERBS[name];
-  if (name === "gaps") drawWords();
+  if (name === "gaps" && !$("words").children.length) drawWords();
 }
 
 function showValues() {
@@ -377,8 +413,8 @@ function setUp() {
   for (const name of names) {
     $(`tab-${name}`).addEventListener("click", () => choose(name));
     $(`tab-${name}`).addEventListener("keydown", (event) => {
-      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (move) { event.preventDefault(); choose(names[(names.indexOf(mode) + move + names.length) % names.length], true); }
+      const at = names.indexOf(mode), to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+      if (to !== undefined) { event.preventDefault(); choose(names.at(to % names.length), true); }
     });
   }
   $("ask").addEventListener("submit", (event) => { event.preventDefault(); go(); });
@@ -388,6 +424,7 @@ function setUp() {
   $("gaps").addEventListener("input", () => drawWords());
   $("model").addEventListener("change", describeModel);
   $("key").addEventListener("change", look);
+  $("steps").addEventListener("input", () => { stepsChosen = true; });
   for (const id of ["steps", "room", "corrupt"]) $(id).addEventListener("input", showValues);
   showValues(); choose("write"); look();
 }
