@@ -15,6 +15,13 @@ _FUNCTION = re.compile(
 )  # wants a space before a letter, none before a bracket
 
 
+_WITH_BASE = re.compile(r"(<msub><mi>(?:log|ln)</mi><mn>\d+</mn></msub>)(?=<mi>)")
+_FOR_BROWSERS = {
+    "<mi>&#x0007E;</mi>": "<mo>&#x0223C;</mo>",  # "is drawn from" is a relation, with space around it
+    'mathvariant="bold"': 'style="font-weight: bold"',  # the attribute does nothing in MathML Core
+}
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page with every formula converted; inside of a line in a span, else a line that begins so is a block."""
     markdown = _DISPLAYED.sub(lambda found: f"<div>{_mathml(found[1], 'block')}</div>", markdown)
@@ -22,4 +29,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _mathml(latex: str, display: str) -> str:
-    return _FUNCTION.sub(r'\1<mspace width="0.17em" />', convert(latex, display=display))
+    formula = convert(latex, display=display)
+    for given, wanted in _FOR_BROWSERS.items():
+        formula = formula.replace(given, wanted)
+    for function in (_FUNCTION, _WITH_BASE):
+        formula = function.sub(r'\1<mspace width="0.17em" />', formula)
+    return formula

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fsdfm.checkpoint import save_model
 from fsdfm.cli import app
 from fsdfm.config import load_recipe, recipe_names
-from fsdfm.generate import SamplerConfig
+from fsdfm.generate import SamplerConfig, load
 from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
 from tiny_models import random_bundle, save_judges
 
@@ -236,11 +236,15 @@ def test_what_is_not_run_is_in_a_document():
         assert any(re.search(skip, call) for call in calls), f"no document has {skip}; take it off the list"
 
 
+def load_module(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def load_hook(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    return hook
+    return load_module(ROOT / "docs" / f"{name}.py")
 
 
 def test_every_formula_is_typeset_where_it_stands():
@@ -252,6 +256,39 @@ def test_every_formula_is_typeset_where_it_stands():
     assert not re.search(r"\$|\\[a-z]+", page)  # no LaTeX is left
     line = hook.on_page_markdown("the sum of\n$`A_s`$ and more")
     assert markdown.markdown(line).count("<p>") == 1
+    drawn = hook.on_page_markdown(r"$`x_0 \sim p_0`$")
+    assert "<mo>&#x0223C;</mo>" in drawn  # space around it
+    assert "font-weight: bold" in hook.on_page_markdown(r"$`\mathbf{1} p^{\top}`$")  # Chromium ignores mathvariant
+    assert "</msub><mspace" in hook.on_page_markdown(r"$`\log_2 h`$")
+
+
+def test_the_lesson_shows_each_idea_before_any_code():
+    """Source, path, posterior, jump and the price of few steps: a picture in each section, and formulas typeset."""
+    pytest.importorskip("latex2mathml")
+    lesson = (ROOT / "docs" / "learn-the-method.md").read_text()
+    sections = lesson.split("```", 1)[0].split("\n## ")[1:]
+    pictures = [re.findall(r"!\[.+?\]\((.+?)\)", section) for section in sections]
+    assert [len(found) for found in pictures[:5]] == [1, 0, 1, 1, 2], "the source is drawn with the path"
+    assert all((ROOT / "docs" / name).is_file() for found in pictures for name in found)
+    page = load_hook("math_hook").on_page_markdown(lesson)
+    assert "$" not in page
+    assert not re.search(r"\b[xκ]_[t01]\b", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
+
+
+def test_the_pictures_of_the_lesson_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    tool = load_module(ROOT / "tools" / "lesson_pictures.py")
+    lm = load("parent", threads=1)
+    path, posterior, jump, board = tool.draw_path(lm), tool.draw_posterior(lm), tool.draw_jump(lm), tool.draw_steps(200)
+    assert [len(figure.axes) for figure in (path, posterior, jump, board)] == [2, 3, 1, 4]
+    for axes in path.axes:  # both sources end in the sentence
+        words = [text.get_text() for text in axes.texts][-19:]
+        assert "".join(words) == tool.SENTENCE.replace(" ", "")
+    peak = [max(bar.get_width() for bar in axes.patches) for axes in posterior.axes]
+    assert peak[0] < 0.3 < peak[1] < peak[2], "the law sharpens with t"
+    shares = [int(re.search(r"(\d+)% right", axes.get_title())[1]) for axes in board.axes]
+    assert shares == sorted(shares)
+    assert shares[0] < 65 < 80 < shares[-1]
 
 
 def test_lists_of_docstrings_are_lists_on_the_api_pages():

@@ -17,7 +17,7 @@ from fsdfm.generate import (
     leave_one_out,
     load,
 )
-from fsdfm.generate.blind import HALVINGS, RECURRING, SLOPE, UPPER
+from fsdfm.generate.blind import HALVINGS, RECURRING, SHORT, SLOPE, UPPER
 from fsdfm.generate.run import _shown_log_odds
 from tiny_models import random_bundle, unigram_world
 
@@ -80,9 +80,24 @@ def test_the_limit_follows_a_text_that_is_unlikely_all_over():
     low = likely - 6  # the limit falls by more
     assert not find_damage(low, free, 64).any()
     upper = float(low.quantile(UPPER))
-    odd = torch.where(torch.arange(100) == 5, limit + SLOPE * upper - 1, low)
+    odd = torch.where(torch.arange(100) == 5, limit + SLOPE * upper - SHORT / 100 - 1, low)
     assert find_damage(odd, free, 64).nonzero().tolist() == [[0, 5]]
     assert not find_damage(odd, free & (torch.arange(100) != 5), 64).any()  # what is given is never called wrong
+
+
+def test_a_short_text_is_judged_by_a_lower_limit():
+    limit = float(torch.tensor(FALSE_ALARMS / 64).log())
+    scores = torch.full((2, 100), 2.0)
+    scores[:, 3] = limit - SHORT / 20
+    free = torch.ones_like(scores, dtype=torch.bool)
+    free[0, 10:] = False  # ten tokens are free: below the limit, and not by enough
+    assert find_damage(scores, free, 64).nonzero().tolist() == [[1, 3]]
+    assert not find_damage(scores, torch.zeros_like(free), 64).any()  # nothing to judge
+
+
+def test_the_parent_leaves_a_lone_sentence_alone():
+    text = "Benny hopped behind the tree and Emma stood in front of him."  # below the limit of a long text
+    assert not any(load("parent", threads=1).repair(text, steps=1).marked)
 
 
 def test_what_a_text_does_twice_it_means():

@@ -15,9 +15,10 @@ If q is the law of the text, then among V tokens
 whatever q is: calling the tokens below a / V wrong is a false alarm at most once in 1 / a. A text of another kind than
 the model knows is unlikely all over. Its likeliest tokens show it: where the UPPER quantile of logit q, which damage of
 less than that share hardly moves, stands at m < 0 (in text of its own kind a model expects there what is shown), the
-limit is taken SLOPE * m lower:
+limit is taken SLOPE * m lower. A quantile of n tokens is uncertain, the more the fewer they are, and so is what a
+network says beside so little; a short text is given SHORT / n more:
 
-    x^i is damaged       if   logit q_i(x^i) < log(a / V) + SLOPE * min(m, 0)
+    x^i is damaged       if   logit q_i(x^i) < log(a / V) + SLOPE * min(m, 0) - SHORT / n
 
 a = FALSE_ALARMS is a bound for a true q and a measured number for a network (docs/guides/generate.md).
 
@@ -69,7 +70,7 @@ __all__ = [
 
 FALSE_ALARMS = 0.005  # share of right tokens that are called wrong in text of a kind that the model knows: at most
 JUDGED_AT = 0.85  # the kappa at which a text is judged
-UPPER, SLOPE = 0.7, 4.0
+UPPER, SLOPE, SHORT = 0.7, 4.0, 16.0
 RECURRING = 0.02  # share of damage that may be taken for the text's own for each neighbour: at most
 HALVINGS = 7  # kappa to 1/128
 
@@ -84,7 +85,7 @@ def leave_one_out(path: MixturePath, log_odds: Tensor, x_t: Tensor, *, kappa: fl
 def find_damage(scores: Tensor, free: Tensor, vocab_size: int) -> Tensor:
     """Which free tokens are likely wrong, of the logit q [B, L] of all: bool [B, L]."""
     upper = torch.where(free, scores, torch.nan).nanquantile(UPPER, dim=-1)
-    limit = math.log(FALSE_ALARMS / vocab_size) + SLOPE * upper.clamp(max=0)
+    limit = math.log(FALSE_ALARMS / vocab_size) + SLOPE * upper.clamp(max=0) - SHORT / free.sum(-1)
     return free & (scores < limit[:, None])
 
 
