@@ -10,7 +10,7 @@ def test_an_automatic_budget_is_that_of_its_text():
     bundle = random_bundle()
     bundle.facts["sampling"] = {"curve": [3.0, 1.5, 0.0]}
     models = {"tiny": LanguageModel(bundle)}
-    body = CompletionBody(prompt=["a", "fifteen letters"], max_tokens=15, steps="auto", target="quality=0.25", n=2)
+    body = CompletionBody(prompt=["a", "fifteen letters"], max_tokens=15, steps="auto", target="quality=0.26", n=2)
     work = build_work(body, models, max_canvas=64)
     assert [config.num_steps() for config in work.configs] == [6, 6, 3, 3]
     assert [request.copy for request in work.requests] == [0, 1, 0, 1]
