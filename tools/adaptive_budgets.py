@@ -22,16 +22,12 @@ from fsdfm.generate import LanguageModel
 from fsdfm.measure import bootstrap_mean, distinct_n, make_judge, token_perplexity, unigram_entropy_bits
 
 WAYS = (
-    "spaced@4",
-    "spaced@6",
-    "spaced@8",
-    "spaced@12",
-    "spaced@16",
+    *(f"spaced@{calls}" for calls in (4, 6, 8, 12, 16)),
     "fitted@8",
     "certain@8",
     "stop:entropy=1,patience=0@8",
+    *(f"bounded:bound={nats}@32" for nats in (20, 40, 80)),
 )
-WAYS += ("bounded:bound=20@32", "bounded:bound=40@32", "bounded:bound=80@32")
 
 
 def write(lm: LanguageModel, way: str, args: argparse.Namespace) -> Any:

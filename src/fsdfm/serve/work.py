@@ -182,13 +182,13 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
         configs = _configs(lm, work.requests, options)
     except ValueError as error:
         raise RefusalError(400, str(error)) from error
-    num, options = body.n or 1, body.stream_options
+    num, streaming = body.n or 1, body.stream_options
     work.requests = [copy for request in work.requests for copy in request.copies(num)]
     work.configs = [config for config in configs for _ in range(num)]
     work.config = work.configs[0]
     work.stream, work.diffusing, work.details = bool(body.stream), bool(body.diffusing), bool(body.details)
-    work.usage = bool(options and options.include_usage)
-    if options is not None and not work.stream:
+    work.usage = bool(streaming and streaming.include_usage)
+    if streaming is not None and not work.stream:
         raise RefusalError(400, "stream_options is only allowed with stream: true", param="stream_options")
     if work.diffusing and not work.stream:
         raise RefusalError(400, "diffusing is only allowed with stream: true", param="diffusing")
