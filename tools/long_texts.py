@@ -3,6 +3,9 @@
     python tools/long_texts.py bound MODEL unseen.txt                  nats per token by position, three ways
     python tools/long_texts.py write MODEL unseen.txt --texts 4        texts after a prompt, three ways: names, topics
     python tools/long_texts.py rotary parent stories.txt               rows longer than in training, by rotary scaling
+    python tools/long_texts.py memory tiny --window 512                memory and time of 8k, 16k and 32k tokens
+
+`memory` takes a preset, whose weights are random: no cost depends on them.
 
 Three ways with the same weights: after the context (canvases), after half a block (each block of a canvas's length, its
 first half given: overlap and forget), and alone. Every number goes to --out, a JSON file, as soon as it is known.
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdfm.bench.measure import peak_extra_mib
 from fsdfm.checkpoint import Checkpoint, load_model
-from fsdfm.data import open_documents, texts
-from fsdfm.flow import Denoiser
+from fsdfm.data import Tokenizer, open_documents, texts
+from fsdfm.flow import Denoiser, MixturePath, UniformSource
 from fsdfm.generate import LanguageModel
 from fsdfm.measure import bootstrap_mean, bootstrap_ratio
 from fsdfm.measure.consistency import name_recurrence, rarity, topic_likeness
-from fsdfm.model import DiT
+from fsdfm.model import DiT, ModelConfig
 from fsdfm.noise import Noise, Purpose
 
 NEAR, FAR = range(1, 8), range(33, 40)  # canvases before
@@ -228,7 +233,7 @@ def rotary(args: argparse.Namespace) -> None:
         rows = torch.cat([torch.full_like(rows[:, :1], bundle.bos_id), rows], 1)
         plain = torch.zeros(len(rows), dtype=torch.float64)
         for kind in ("none",) if times == 1 else ("none", "linear", "ntk"):
-            scaling = {} if kind == "none" else {"rotary_factor": float(times), "rotary_scaling": kind}
+            scaling: dict[str, Any] = {} if kind == "none" else {"rotary_factor": float(times), "rotary_scaling": kind}
             model = DiT(replace(bundle.model.config, **scaling)).eval()
             model.load_state_dict(bundle.model.state_dict())
             network = LanguageModel(replace(bundle, model=model)).network
@@ -241,12 +246,35 @@ def rotary(args: argparse.Namespace) -> None:
             keep(args.out, f"{times} x {bundle.length}, {kind}", said)
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory(args: argparse.Namespace) -> None:
+    """The memory that a text takes above the loaded model, and the CPU time per token, one call per canvas."""
+    tokenizer = Tokenizer.bytes()
+    sizes: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "canvas": args.canvas, "window": args.window or None}
+    config, path = ModelConfig.preset(args.model, **sizes), MixturePath(UniformSource(tokenizer.vocab_size))
+    lm = LanguageModel(Checkpoint(DiT(config).eval(), path, tokenizer, 4 * args.canvas, bos_id=None))
+
+    def write(length: int) -> None:
+        request = replace(lm.encoder.continuation(None, None, length=length, begin="anywhere"), ends=False)
+        assert len(lm.run([request], steps=1)[0].tokens) == length
+
+    write(2 * args.canvas)
+    for length in args.lengths:
+        began = time.process_time()
+        mib = peak_extra_mib(lambda length=length: write(length))  # type: ignore[misc]
+        took = 1000 * (time.process_time() - began) / length
+        name = f"{args.model}, canvas {args.canvas}, window {args.window or 'none'}, {length} tokens"
+        keep(args.out, name, {"MiB": mib and round(mib, 1), "ms per token": round(took, 3)})
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("bound", "write", "rotary"))
+    parser.add_argument("what", choices=("bound", "write", "rotary", "memory"))
     parser.add_argument("model")
-    parser.add_argument("text")
+    parser.add_argument("text", nargs="?")
     parser.add_argument("--out", type=Path, default=Path("long.json"))
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--skip", type=int, default=2000, help="tokens of the text that are left out at its beginning")
@@ -256,9 +284,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--canvas", type=int, default=128, help="of memory")
+    parser.add_argument("--window", type=int, default=0, help="of memory; 0: none")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 16384, 32768], help="of memory")
     args = parser.parse_args()
+    if (args.text is None) != (args.what == "memory"):
+        parser.error(f"{args.what} takes {'no text' if args.text else 'a text file'}")
     torch.set_num_threads(1)
-    {"bound": measure_bound, "write": write, "rotary": rotary}[args.what](args)
+    {"bound": measure_bound, "write": write, "rotary": rotary, "memory": memory}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rules that adapt: their exact laws on small worlds, their bounds, and calls that are counted per text."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +90,80 @@ def test_the_sampler_draws_from_the_enumerated_law(rule):
     assert float(law.sum()) == pytest.approx(1)
     found = torch.bincount((run(rule, 3, 20_000).x * PLACE).sum(-1), minlength=V**L) / 20_000
     assert total_variation(found.double(), law) < 0.015
+
+
+def exact_stop_law(rule: StableStop, steps: int):
+    """(the law of texts under `StableStop` around the exact rule, the mean number of calls), by enumeration.
+
+    A state is a text, the likeliest tokens of the call before, and for how many calls these stood.
+    """
+    everybody = [*product(range(V), repeat=L)]
+    now, calls = {(x, None, 0): 1 / V**L for x in everybody}, 0.0
+    ended = torch.zeros(V**L, dtype=torch.float64)
+    for index in range(steps):
+        kappa, kappa_next = (float(PATH.schedule.kappa(torch.tensor(i / steps).double())) for i in (index, index + 1))
+        table, w, after = TRUTH.table(kappa), (kappa_next - kappa) / (1 - kappa), {}
+        calls += sum(now.values())
+        for (x, before, same), chance in now.items():
+            probs = table[int((torch.tensor(x) * PLACE).sum())]
+            likeliest = tuple(probs.argmax(-1).tolist())
+            entropy = float(-(probs * torch.log(probs.clamp(min=1e-300))).sum(-1).mean())
+            held = same + 1 if likeliest == before else 0
+            stops = held >= rule.patience and entropy <= rule.entropy
+            redraw = 1.0 if stops or index == steps - 1 else w
+            for x_next in everybody:
+                p = chance
+                for i in range(L):
+                    p *= redraw * float(probs[i, x_next[i]]) + (1 - redraw) * (x_next[i] == x[i])
+                if redraw == 1.0:
+                    ended[int((torch.tensor(x_next) * PLACE).sum())] += p
+                elif p:
+                    key = (x_next, likeliest, held)
+                    after[key] = after.get(key, 0.0) + p
+        now = after
+    return ended, calls
+
+
+@pytest.mark.parametrize("patience", [0, 1])
+def test_the_stop_draws_from_the_enumerated_law(patience):
+    rule = StableStop(rule=RULES["exact"], entropy=0.4, patience=patience)
+    law, calls = exact_stop_law(rule, 4)
+    assert float(law.sum()) == pytest.approx(1)
+    sampler = run(rule, 4, 5_000)
+    found = torch.bincount((sampler.x * PLACE).sum(-1), minlength=V**L) / 5_000
+    assert total_variation(found.double(), law) < 0.03
+    assert float(sampler.calls.double().mean()) == pytest.approx(calls, abs=0.05)
+    never, all_calls = exact_stop_law(StableStop(rule=RULES["exact"], entropy=0.0, patience=9), 4)
+    start = torch.full((V**L,), 1 / V**L, dtype=torch.float64)
+    torch.testing.assert_close(never, sampler_law(TRUTH, PATH, start, grid=Grid.uniform(4), jump=RULES["exact"]))
+    assert all_calls == pytest.approx(4)
+
+
+def test_the_document_has_these_distances():
+    """docs/adaptive.md: total variation of each rule to the data (and to the exact rule at the same grid)."""
+    document = (Path(__file__).parents[2] / "docs" / "adaptive.md").read_text()
+    data, start = DATA.flatten(), torch.full((V**L,), 1 / V**L, dtype=torch.float64)
+
+    def said(value):
+        return f"{value:.3f}".removeprefix("0")
+
+    def distances(law, steps):
+        exact = sampler_law(TRUTH, PATH, start, grid=Grid.uniform(steps), jump=RULES["exact"])
+        return f"{said(total_variation(law, data))} ({said(total_variation(law, exact))})"
+
+    for steps in (2, 3):
+        exact = sampler_law(TRUTH, PATH, start, grid=Grid.uniform(steps), jump=RULES["exact"])
+        found = [distances(exact_law(CertainTurns(bound=bound), steps), steps) for bound in (None, 0.3, 0.9)]
+        row = next(
+            line
+            for line in document.splitlines()
+            if line.startswith(f"| {steps} | {said(total_variation(exact, data))}")
+        )
+        for number in found:
+            assert number in row
+    for entropy in (0.2, 0.4, 0.6):
+        law, calls = exact_stop_law(StableStop(rule=RULES["exact"], entropy=entropy), 8)
+        assert f"| {entropy} nats | {calls:.1f} | {distances(law, 8)} |" in document
 
 
 def test_how_much_certainty_changes_the_law():

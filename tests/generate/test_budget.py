@@ -12,6 +12,7 @@ from worlds import SCHEDULES, world
 from fsdfm.flow import ExactDenoiser, ExactJump, Grid, sampler_law
 from fsdfm.generate import EntropyCurve, LanguageModel, SamplerConfig, fit_curve
 from fsdfm.generate.budget import BudgetTarget, seconds_per_call
+from fsdfm.generate.run import blocks_of, least_known
 from fsdfm.model import CausalHeadConfig
 from tiny_models import random_bundle
 
@@ -108,6 +109,42 @@ def test_a_model_advises_its_curve():
     grid = config.make_grid(torch.tensor([0.0, 0.5], dtype=torch.float64), bundle.path.schedule)
     assert grid.times[:, 0].tolist() == [0.0, 0.5]
     assert lm.sampler_config().steps == 2
+
+
+def test_the_less_is_left_to_write_the_fewer_calls():
+    """Of a straight curve e per written token is c (1 - k) / (2 S): half the text given, half the calls."""
+    assert [LINEAR.steps_for(0.25, share) for share in (0.0, 0.5, 0.75)] == [8, 4, 2]
+    lm, curve = LanguageModel(random_bundle()), EntropyCurve((3.0, 1.5, 0.0))
+    options = {"length": 28, "steps": "auto", "curve": curve, "target": "quality=0.25", "suffix": "."}
+    assert lm.generate(**options).calls == 6
+    half, all_but_one = "thirteen here", "a text of twenty-five toke"
+    assert lm.generate(half, **options).calls == 3
+    assert lm.generate(all_but_one[:25], **options).calls == 1
+    together = lm.generate([half, "b", half], **options)  # each has its own budget, whatever is beside it
+    assert [made.calls for made in together] == [3, 6, 3]
+    assert together[0].tokens == lm.generate(half, **options).tokens
+    assert lm.sampler_config(steps="auto", curve=curve, target="quality=0.25", start=0.5).steps < 6
+    assert lm.stream(half, **options).steps == 3
+
+
+def test_a_long_text_has_the_budget_of_its_emptiest_block():
+    lm = LanguageModel(random_bundle())
+    blocks = blocks_of(lm.checkpoint, 80)
+    request = lm.encoder.continuation("x" * 24, None, length=80, begin="anywhere")
+    share, turns = least_known(request, blocks)
+    assert turns == len(blocks)
+    assert share == pytest.approx(0.5, abs=0.05)  # later blocks know half, the first three quarters of itself
+    assert least_known(lm.encoder.continuation(None, None, length=80), blocks)[0] == 0
+
+
+def test_a_time_is_that_of_all_blocks(monkeypatch):
+    lm = LanguageModel(random_bundle())
+    monkeypatch.setattr("fsdfm.generate.model.seconds_per_call", lambda lm, length: 0.01)
+    one, many = (lm.encoder.continuation(None, None, length=length) for length in (lm.checkpoint.length, 80))
+    turns = len(blocks_of(lm.checkpoint, 80))
+    assert turns > 1
+    assert lm.sampler_config(one, steps="auto", target="ms=200").steps == 20
+    assert lm.sampler_config(many, steps="auto", target="ms=200").steps == 20 // turns
 
 
 def test_where_positions_are_drawn_in_order_one_call_wastes_nothing():

@@ -79,7 +79,30 @@ def test_a_prompt_is_read_and_changes_what_follows():
     assert any("not seen until then" in sentence for sentence in made.warnings)
 
 
-def test_more_canvases_than_there_are_addresses_are_refused():
+def test_canvases_beyond_those_of_a_byte_have_noise_of_their_own():
+    """Canvas 256 is not canvas 0 of another copy: its number goes on above."""
     lm = canvas_model()
-    with pytest.raises(ValueError, match="256 canvases of 8"):
-        lm.generate(length=3000, steps=1)
+    request, seen = lm.encoder.continuation("abc", None, length=40), set()
+    for copy in request.copies(3):
+        seen |= {copy.sample_index(block) for block in range(600)}
+    assert len(seen) == 3 * 600
+    assert max(seen) < 2**56
+    with pytest.raises(ValueError, match="4096 canvases of 8"):
+        lm.generate(length=8 * 4096 + 1, steps=1)
+
+
+def test_generate_tells_of_blocks_as_they_are_done():
+    lm, told = canvas_model(), []
+    read = lm.checkpoint.model.read
+    lm.checkpoint.model.read = lambda tokens, context: (told.append("read"), read(tokens, context))[1]
+    made = lm.generate("It was", length=30, steps=1, suffix="!", on_block=told.append)
+    plain = canvas_model().generate("It was", length=30, steps=1, suffix="!")
+    assert made.tokens == plain.tokens
+    texts = [word for word in told if word != "read"]
+    assert "".join(texts).startswith("It was")
+    assert len(texts) > 1
+    assert told.index(texts[0]) < len(told) - 1 - told[::-1].index("read")  # told before the last canvas is begun
+    with pytest.raises(ValueError, match="on_block follows one text"):
+        lm.generate(["a", "b"], on_block=told.append)
+    with pytest.raises(ValueError, match="on_block follows one text"):
+        lm.generate("a", num=2, on_block=told.append)

@@ -155,6 +155,9 @@ def _answer(
     lm: LanguageModel, request: Request, output: Output, *, shared: Shared, sampling: WritingOptions, command: str
 ) -> Sequence[Generation]:
     options: SamplerOptions = {**sampling.options(), "keep_states": shared.states}
+    used = lm.sampler_config(request, **options)
+    if options.get("steps") == "auto":  # found once: to time a call takes two
+        options = {**options, "steps": used.steps, "target": None, "grid": used.grid}
     stream = lm.stream(request, **options)
     streams = output.streams and shared.num == 1 and stream.num_blocks > 1 and not shared.watch
     if shared.watch:
@@ -166,7 +169,6 @@ def _answer(
             results = lm.run(request.copies(shared.num), progress=progress, **options)
     for sentence in dict.fromkeys([*lm.warnings, *(each for result in results for each in result.warnings)]):
         typer.echo(printable(f"warning: {sentence}"), err=True)
-    used = lm.sampler_config(**options)
     settings = {**options, "temperature": used.temperature, "jump": used.jump}
     facts = {"command": command, "model": lm.checkpoint.loaded, "settings": settings}
     if not streams:

@@ -91,11 +91,14 @@ class EntropyCurve:
         return [float(share[index]) for index in [0, *reversed(path)]]
 
     def steps_for(self, excess: float, start: float = 0.0) -> int:
-        """The fewest calls whose best grid wastes at most so many nats per token; MOST_AUTOMATIC if none does."""
+        """The fewest calls whose best grid wastes at most so many nats per token that is written, a share 1 - start.
+
+        MOST_AUTOMATIC if none does.
+        """
         low, high = 1, MOST_AUTOMATIC
         while low < high:
             middle = (low + high) // 2
-            if self.excess(self.plan(middle, start)) <= excess:
+            if self.excess(self.plan(middle, start)) <= excess * (1 - start):
                 high = middle
             else:
                 low = middle + 1
@@ -121,9 +124,17 @@ class BudgetTarget:
             raise ValueError(f"target is {text!r:.80}; allowed are quality=0.3 (nats per token), calls=8 and ms=500")
         return cls(kind, value)
 
-    def steps(self, curve: EntropyCurve | None, seconds: float | None = None, *, in_order: bool = False) -> int:
+    def steps(
+        self,
+        curve: EntropyCurve | None,
+        seconds: float | None = None,
+        *,
+        share: float = 0.0,
+        in_order: bool = False,
+    ) -> int:
         """How many calls: `seconds` is what one takes, where the target is a time.
 
+        share      of the text that is known from the start: what is left to write needs fewer calls
         in_order   whether each position is drawn knowing those before it, so that a step wastes nothing, e = 0
         """
         if self.kind == "calls":
@@ -138,7 +149,7 @@ class BudgetTarget:
                 "an automatic budget needs the model's entropy curve, which this one does not advise; fit it "
                 "(fsdfm export MODEL --out FOLDER --fit-curve valid.txt), or say target calls=8"
             )
-        return curve.steps_for(self.value)
+        return curve.steps_for(self.value, share)
 
 
 @torch.no_grad()

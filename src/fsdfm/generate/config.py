@@ -191,15 +191,16 @@ class SamplerConfig:
                 f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
             ) from error
 
-    def budgeted(self, seconds: Callable[[], float], *, in_order: bool = False) -> SamplerConfig:
+    def budgeted(self, seconds: Callable[[], float], *, share: float = 0.0, in_order: bool = False) -> SamplerConfig:
         """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here.
 
-        in_order   as in `BudgetTarget.steps`
+        share, in_order   as in `BudgetTarget.steps`
         """
         if self.steps != "auto":
             return self
         target = BudgetTarget() if self.target is None else BudgetTarget.read(self.target)
-        steps = target.steps(self.curve, seconds() if target.kind == "ms" else None, in_order=in_order)
+        took = seconds() if target.kind == "ms" else None
+        steps = target.steps(self.curve, took, share=share, in_order=in_order)
         grid = "fitted" if self.grid == "uniform" and self.curve is not None else self.grid
         return replace(self, steps=steps, target=None, grid=grid)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from fsdfm.generate.config import SamplerConfig, SamplerOptions, check_options
 from fsdfm.generate.invariant import BatchInvariant
 from fsdfm.generate.request import Begin, Damage, PromptEncoder, Request
 from fsdfm.generate.result import Generation, State, pieces_of
-from fsdfm.generate.run import GenerationRun
+from fsdfm.generate.run import GenerationRun, blocks_of, least_known
 from fsdfm.model import CausalHead, multiplies_bfloat16
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Precision, Runtime, RuntimeConfig, free_threads
@@ -148,6 +148,7 @@ class LanguageModel:
             checkpoint.bos_id,
             needs_bos=getattr(checkpoint.model.config, "next_token", False),
             length=checkpoint.length,
+            canvas=getattr(checkpoint.model.config, "canvas", None),
         )
 
     def __repr__(self) -> str:
@@ -164,6 +165,7 @@ class LanguageModel:
         length: int | None = None,
         begin: Begin = "document",
         num: None = None,
+        on_block: Callable[[str], object] | None = None,
         **options: Unpack[SamplerOptions],
     ) -> Generation: ...
     @overload
@@ -185,6 +187,7 @@ class LanguageModel:
         length: int | None = None,
         begin: Begin = "document",
         num: int | None = None,
+        on_block: Callable[[str], object] | None = None,
         **options: Unpack[SamplerOptions],
     ) -> Generation | list[Generation]:
         """Write a text: after a prompt, before a suffix, between both, or from nothing.
@@ -192,11 +195,19 @@ class LanguageModel:
         prompt   a text, or several
         length   tokens in all, what is given included; the training length unless said; more takes several blocks
         num      how many texts of each prompt; with it, or with several prompts, the answer is a list
+        on_block   is given one text's blocks, or canvases, as soon as each is done; joined they are the text
         options  steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
                  keep_states, curve: see `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
         prompts: list[str | None] = [None] if prompt is None else [*_texts("prompt", prompt)]
+        if on_block is not None:
+            if num is not None or not single:
+                raise ValueError("on_block follows one text; leave num and further prompts out")
+            stream = self.stream(prompts[0], suffix=suffix, length=length, begin=begin, **options)
+            for text in stream.blocks():
+                on_block(text)
+            return stream.result
         requests = [self.encoder.continuation(each, suffix, length=length, begin=begin) for each in prompts]
         return self._answer(requests, num if single or num is not None else 1, options)
 
@@ -270,13 +281,23 @@ class LanguageModel:
         requests = [self.encoder.damaged(each, None, begin=begin) for each in _texts("text", text)]
         return self._answer(requests, 1 if num is None else num, options)
 
-    def sampler_config(self, **options: Unpack[SamplerOptions]) -> SamplerConfig:
-        """How these options sample: what they leave open is the model's own advice, if it has any."""
+    def sampler_config(self, request: Request | None = None, /, **options: Unpack[SamplerOptions]) -> SamplerConfig:
+        """How these options sample: what they leave open is the model's own advice, if it has any.
+
+        request   of which an automatic budget is: the less is left to write, the fewer calls; None: one of the
+                  training length of which nothing is given
+        """
         check_options(options)
         advice = self.checkpoint.facts.get("sampling")
         config = SamplerConfig(**options).advised(advice)
+        if config.steps != "auto":
+            return config
+        length = self.checkpoint.length if request is None else len(request.tokens)
+        share, turns = (0.0, 1) if request is None else least_known(request, blocks_of(self.checkpoint, length))
+        if (start := config.fixed_start()) is not None:
+            share = float(self.checkpoint.path.schedule.kappa(torch.tensor(start, dtype=torch.float64)))
         in_order = isinstance(self.network.joint, CausalHead)
-        config = config.budgeted(lambda: seconds_per_call(self, self.checkpoint.length), in_order=in_order)
+        config = config.budgeted(lambda: turns * seconds_per_call(self, length), share=share, in_order=in_order)
         return config.advised(advice)
 
     def stream(
@@ -298,7 +319,8 @@ class LanguageModel:
             request = asked
         else:
             request = self.encoder.continuation(asked, suffix, length=length, begin=begin)
-        return Stream(GenerationRun(self.checkpoint, self.network, [request], config=self.sampler_config(**options)))
+        config = self.sampler_config(request, **options)
+        return Stream(GenerationRun(self.checkpoint, self.network, [request], config=config))
 
     def run(
         self,
@@ -311,9 +333,8 @@ class LanguageModel:
 
         progress   is told of the steps of the texts on their way: after each, which block it was of how many
         """
-        config = self.sampler_config(**options)
         answers: dict[int, Generation] = {}
-        for group in _groups(requests):
+        for config, group in self._groups(requests, options):
             texts = GenerationRun(self.checkpoint, self.network, [requests[index] for index in group], config=config)
             for state in texts.run():
                 if progress is not None:
@@ -339,6 +360,26 @@ class LanguageModel:
         """The text of every token of a text: what `damaged` counts."""
         return pieces_of(self.checkpoint.tokenizer, self.checkpoint.tokenizer.encode(text))
 
+    def _groups(
+        self, requests: Sequence[Request], options: SamplerOptions
+    ) -> Iterator[tuple[SamplerConfig, list[int]]]:
+        """Requests that go together, of equal length and budget, some at a time: their settings and indices."""
+        config = None if options.get("steps") == "auto" else self.sampler_config(**options)
+        same: dict[tuple[int, int], list[int]] = {}
+        configs: dict[int, SamplerConfig] = {}
+        known: dict[Request, SamplerConfig] = {}  # of copies of a request one is asked for
+        for index, request in enumerate(requests):
+            own = config
+            if own is None:
+                first = replace(request, copy=0)
+                own = known[first] = known.get(first) or self.sampler_config(first, **options)
+            steps = own.num_steps()
+            configs[steps] = own  # they differ in their steps alone
+            same.setdefault((len(request.tokens), steps), []).append(index)
+        for (_, steps), group in same.items():
+            for start in range(0, len(group), _GROUP):
+                yield configs[steps], group[start : start + _GROUP]
+
     def _answer(
         self, requests: Sequence[Request], num: int | None, options: SamplerOptions
     ) -> Generation | list[Generation]:
@@ -361,12 +402,3 @@ def _texts(name: str, value: object) -> list[str]:
     if not _holds_texts(value):
         raise ValueError(f"{name} is {value!r:.80}; allowed are a text and a list of texts")
     return [*cast("Sequence[str]", value)]
-
-
-def _groups(requests: Sequence[Request]) -> Iterable[list[int]]:
-    """Indices of requests of equal length, some at a time."""
-    by_length: dict[int, list[int]] = {}
-    for index, request in enumerate(requests):
-        by_length.setdefault(len(request.tokens), []).append(index)
-    for same in by_length.values():
-        yield from (same[start : start + _GROUP] for start in range(0, len(same), _GROUP))

@@ -22,6 +22,7 @@ Damage = Sequence[bool] | Sequence[int] | Sequence[tuple[int, int]]
 
 MAX_COPIES = 1 << 20
 MAX_BLOCKS = 1 << 8
+MAX_CANVASES = 1 << 12
 _WORDS = ("the", "a", "and", "to", "of", "in", "was", "def", "return")
 _GAP = re.compile(r"\\\[\[|\[\[(\d+)\]\]|\[\[")
 
@@ -56,12 +57,15 @@ class Request:
     def sample_index(self, block: int) -> int:
         """Which sample of the noise a block of this request is: a function of what is asked, not of the batch.
 
-        28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block.
+        28 bits of a hash of what is given (0 where nothing is), 20 bits of the copy, 8 bits of the block; of every
+        further 256 canvases the hash is another one.
         """
         known = self.draft or self.blind
         fixed = [(i, self.tokens[i]) for i in range(self.num_bos, len(self.tokens)) if self.frozen[i] or known]
-        digest = hashlib.sha256(repr(fixed).encode()).digest() if fixed else bytes(4)
-        return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | block
+        above, low = divmod(block, MAX_BLOCKS)
+        what = repr(fixed) if not above else f"{above} {fixed!r}"
+        digest = hashlib.sha256(what.encode()).digest() if fixed or above else bytes(4)
+        return (int.from_bytes(digest[:4], "big") >> 4) << 28 | self.copy << 8 | low
 
 
 def _is_whole(value: object) -> bool:
@@ -76,10 +80,16 @@ def _is_place(value: object) -> bool:
 
 
 class PromptEncoder:
-    """Turns what a user types into requests."""
+    """Turns what a user types into requests.
 
-    def __init__(self, tokenizer: Tokenizer, bos_id: int | None, *, needs_bos: bool, length: int):
+    canvas   tokens that the model writes at a time after what stands before; None: it knows no canvases
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, bos_id: int | None, *, needs_bos: bool, length: int, canvas: int | None = None
+    ):
         self.tokenizer, self.bos_id, self.needs_bos, self.length = tokenizer, bos_id, needs_bos, length
+        self.canvas = canvas
         # A BPE's tokens bring the space before them along: typed before a gap, it would be doubled by what fills it.
         space = tokenizer.encode("x ")
         self._space_leads = any(tokenizer.encode(f"x {word}")[: len(space)] != space for word in _WORDS)
@@ -223,6 +233,8 @@ class PromptEncoder:
     @cached_property
     def most(self) -> int:
         """The most tokens that a text may have."""
+        if self.canvas is not None:
+            return MAX_CANVASES * self.canvas
         return longest_text(self.length, extra=int(self.bos_id is not None))
 
     @cached_property
@@ -231,8 +243,9 @@ class PromptEncoder:
 
     def _require_room(self, num_tokens: int) -> None:
         if num_tokens > self.most:
+            parts = f"{MAX_BLOCKS} blocks" if self.canvas is None else f"{MAX_CANVASES} canvases of {self.canvas}"
             raise ValueError(
-                f"{num_tokens} tokens are too many; at most {self.most} are possible, {MAX_BLOCKS} blocks: ask for less"
+                f"{num_tokens} tokens are too many; at most {self.most} are possible, {parts}: ask for less"
             )
 
     def _require_short(self, text: str, what: str) -> None:

@@ -25,13 +25,13 @@ from fsdfm.generate.blind import JUDGED_AT, consistent_time, find_damage, find_r
 from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig
 from fsdfm.generate.invariant import BatchInvariant
-from fsdfm.generate.request import MAX_BLOCKS, Request, longest_text
+from fsdfm.generate.request import MAX_BLOCKS, MAX_CANVASES, Request, longest_text
 from fsdfm.generate.result import Generation, State, pieces_of
 from fsdfm.model.context import Context
 from fsdfm.noise import Noise
 from fsdfm.peers.llada import Guided
 
-__all__ = ["GenerationRun", "StepState", "cut_blocks"]
+__all__ = ["GenerationRun", "StepState", "blocks_of", "cut_blocks", "least_known"]
 
 _NEAR = 0.1  # of log2 h: a step size within 7 % of a trained one passes for it
 _FINEST = 2.0**-10  # the step size of a plain posterior, for models that do not say theirs
@@ -49,6 +49,35 @@ def cut_blocks(length: int, size: int, *, extra: int = 0) -> list[range]:
         stop = min(blocks[-1].stop + (inner + 1) // 2, length)
         blocks.append(range(max(0, stop - inner), stop))
     return blocks
+
+
+def cut_canvases(length: int, size: int) -> list[range]:
+    """Canvases that cover 0 .. length-1."""
+    if length > MAX_CANVASES * size:
+        raise ValueError(
+            f"{length} tokens are too many; at most {MAX_CANVASES * size} are possible, {MAX_CANVASES} canvases of "
+            f"{size}: ask for less"
+        )
+    return [range(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def blocks_of(checkpoint: Checkpoint, length: int) -> list[range]:
+    """What a text of so many tokens is written in: canvases where the model has them, else overlapping blocks."""
+    canvas: int | None = getattr(checkpoint.model.config, "canvas", None)
+    if canvas is not None:
+        return cut_canvases(length, canvas)
+    return cut_blocks(length, checkpoint.length, extra=int(checkpoint.bos_id is not None))
+
+
+def least_known(request: Request, blocks: Sequence[range]) -> tuple[float, int]:
+    """(the share that is known of the block of which least is known when its turn comes, blocks with a turn)."""
+    known, shares = [*request.frozen], []
+    for block in blocks:
+        own = [known[place] for place in block if place >= request.num_bos]
+        if not all(own):
+            shares.append(sum(own) / len(own))
+        known[block.start : block.stop] = [True] * len(block)
+    return min(shares, default=0.0), max(1, len(shares))
 
 
 @dataclass(frozen=True)
@@ -169,10 +198,10 @@ class GenerationRun:
     def _cut(self) -> list[range]:
         """The blocks of these texts, and a warning where there are several."""
         length, size = len(self.requests[0].tokens), self.checkpoint.length
+        blocks = blocks_of(self.checkpoint, length)
         if self.canvas is not None:
-            return self._cut_canvases(length, self.canvas)
-        blocks = cut_blocks(length, size, extra=self.extra)
-        if len(blocks) > 1:
+            self._warn_of_suffixes(self.canvas)
+        elif len(blocks) > 1:
             self._warn(
                 f"{length} tokens are more than the {size} this model was trained on; they are written in "
                 f"{len(blocks)} overlapping blocks, each with its own network calls, and only a half of the block "
@@ -180,13 +209,8 @@ class GenerationRun:
             )
         return blocks
 
-    def _cut_canvases(self, length: int, size: int) -> list[range]:
-        if length > MAX_BLOCKS * size:
-            raise ValueError(
-                f"{length} tokens are too many; at most {MAX_BLOCKS * size} are possible, {MAX_BLOCKS} canvases of "
-                f"{size}: ask for less"
-            )
-        blocks = [range(start, min(start + size, length)) for start in range(0, length, size)]
+    def _warn_of_suffixes(self, size: int) -> None:
+        """Say where something is given behind the canvas that is written first."""
         for request in self.requests:
             free = [i for i, frozen in enumerate(request.frozen) if not frozen]
             if any(request.frozen[(free[0] // size + 1) * size :]):
@@ -194,7 +218,6 @@ class GenerationRun:
                     f"this model writes {size} tokens at a time after what stands before; what is given further "
                     "behind is not seen until then"
                 )
-        return blocks
 
     def _read(self, positions: range) -> None:
         """Let every unfinished text read its last canvas."""

@@ -102,12 +102,12 @@ class Service:
             Job(
                 lm=work.lm,
                 request=request,
-                config=work.config,
+                config=config,
                 on_end=mailbox.end,
                 on_state=mailbox.state if work.diffusing else None,
                 deadline=deadline,
             )
-            for request in work.requests
+            for request, config in zip(work.requests, work.configs, strict=True)
         ]
         try:
             self.engine.submit(jobs)

@@ -48,6 +48,7 @@ class Work:
     """What one request asks: its texts, how they are sampled, how they are shown.
 
     requests   a text each, in the order of the choices
+    configs    how each is sampled: an automatic budget is that of its text
     shows      all: the whole text; written: what is written only; echo: that and what stands before it
     """
 
@@ -55,6 +56,7 @@ class Work:
     lm: LanguageModel
     config: SamplerConfig
     requests: list[Request]
+    configs: list[SamplerConfig] = field(default_factory=list)
     shows: Literal["all", "written", "echo"] = "all"
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -163,8 +165,10 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
         )
     lm = models[name]
     try:
-        config = _config(body, lm)
-        work = _TEXTS[type(body)](Work(name=name, lm=lm, config=config, requests=[]), body, max_canvas)
+        options = _options(body)
+        work = _TEXTS[type(body)](
+            Work(name=name, lm=lm, config=SamplerConfig(**options), requests=[]), body, max_canvas
+        )
     except ValueError as error:
         raise RefusalError(400, str(error), param=_named(str(error), body)) from error
     for request in work.requests:
@@ -175,11 +179,17 @@ def build_work(body: Sampling, models: Mapping[str, LanguageModel], *, max_canva
                 "here: ask for less",
                 code="canvas_too_long",
             )
-    options = body.stream_options
-    work.requests = [copy for request in work.requests for copy in request.copies(body.n or 1)]
+    try:
+        configs = _configs(lm, work.requests, options)
+    except ValueError as error:
+        raise RefusalError(400, str(error)) from error
+    num, streaming = body.n or 1, body.stream_options
+    work.requests = [copy for request in work.requests for copy in request.copies(num)]
+    work.configs = [config for config in configs for _ in range(num)]
+    work.config = work.configs[0]
     work.stream, work.diffusing, work.details = bool(body.stream), bool(body.diffusing), bool(body.details)
-    work.usage = bool(options and options.include_usage)
-    if options is not None and not work.stream:
+    work.usage = bool(streaming and streaming.include_usage)
+    if streaming is not None and not work.stream:
         raise RefusalError(400, "stream_options is only allowed with stream: true", param="stream_options")
     if work.diffusing and not work.stream:
         raise RefusalError(400, "diffusing is only allowed with stream: true", param="diffusing")
@@ -192,13 +202,25 @@ def _named(message: str, body: Sampling) -> str | None:
     return first if first in type(body).model_fields else None
 
 
-def _config(body: Sampling, lm: LanguageModel) -> SamplerConfig:
+def _options(body: Sampling) -> SamplerOptions:
+    """What a body says of sampling, and a seed."""
     said = {field.name: getattr(body, field.name) for field in SAMPLER_FIELDS}
     options = {name: value for name, value in said.items() if value is not None}
-    config = lm.sampler_config(**cast(SamplerOptions, {"seed": secrets.randbelow(_SEEDS), **options}))
-    if config.num_steps() > MAX_STEPS:
-        raise ValueError(f"the grid has {config.num_steps()} steps; at most {MAX_STEPS} are allowed here: ask for less")
-    return config
+    return cast(SamplerOptions, {"seed": secrets.randbelow(_SEEDS), **options})
+
+
+def _configs(lm: LanguageModel, requests: Sequence[Request], options: SamplerOptions) -> list[SamplerConfig]:
+    """How each text is sampled."""
+    if options.get("steps") == "auto":
+        configs = [lm.sampler_config(request, **options) for request in requests]
+    else:
+        configs = [lm.sampler_config(**options)] * len(requests)
+    for config in configs:
+        if config.num_steps() > MAX_STEPS:
+            raise ValueError(
+                f"the grid has {config.num_steps()} steps; at most {MAX_STEPS} are allowed here: ask for less"
+            )
+    return configs
 
 
 def _complete(work: Work, body: Any, max_canvas: int) -> Work:

@@ -15,9 +15,17 @@ from fsdfm.flow.sampler import trajectory
 from fsdfm.noise import Noise
 from fsdfm.studies.sudoku import study
 from fsdfm.studies.sudoku.board import is_solution, make_puzzle, make_solutions
-from fsdfm.studies.sudoku.methods import METHODS, BoardData, BoardSetting, make_network, rules_of, train_method
+from fsdfm.studies.sudoku.methods import (
+    METHODS,
+    BoardData,
+    BoardSetting,
+    adaptive_rules_of,
+    make_network,
+    rules_of,
+    train_method,
+)
 from fsdfm.studies.sudoku.network import BoardNetwork, DigitSource, make_source
-from fsdfm.studies.sudoku.solving import ConfidentRule, fill_boards, make_puzzles, score_boards
+from fsdfm.studies.sudoku.solving import ConfidentRule, fill_boards, fill_counting, make_puzzles, score_boards
 from fsdfm.studies.sudoku.study import run_sudoku
 
 TINY = replace(BoardSetting.quick(), width=16, blocks=1, train_steps=8, batch_size=8, puzzles=4, budgets=(1, 4))
@@ -186,6 +194,12 @@ def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     assert 0 < found.value < 1
     record = json.loads((tmp_path / "sudoku.json").read_text())
     assert record["numbers"]["dfm/exact/4/easy/cells"]["value"] == found.value
+    assert "## Calls by difficulty" in written
+    assert [method.name for method in numbers.adaptive_methods()] == ["dfm", "mask"]
+    calls = numbers.adaptive_at("mask", "certain", 4, difficulty="easy", what="calls").value
+    solved = numbers.adaptive_at("mask", "certain", 4, difficulty="easy").value
+    assert record["numbers"]["mask/certain/4/easy/calls"]["value"] == calls == 4
+    assert f"| mask, certain | 4 | {100 * solved:.0f} % in {calls:.1f} |" in written
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()} == before
@@ -194,6 +208,33 @@ def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="allowed are dfm, mask"):
         run_sudoku(tmp_path, methods=("magic",), setting=TINY)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if adaptive_rules_of(m)], ids=lambda method: method.name)
+def test_boards_that_are_sure_take_fewer_calls(method) -> None:
+    """A network that knows boards 0 and 1 and nothing of the others."""
+    givens, puzzles = boards(4)
+    solution = torch.from_numpy(np.array([p.solution for p in puzzles]))
+
+    class Knows(BoardNetwork):
+        def posterior(self, x_t, t, h, *, rows=None):  # type: ignore[no-untyped-def]
+            from fsdfm.flow.posterior import Independent
+
+            logits = torch.full((len(x_t), SIZE, self.vocab_size), -1e4)
+            logits[..., :4] = 0.0
+            known = (solution - 1)[:2, :, None]
+            logits[:2] = torch.full_like(logits[:2], -1e4).scatter(-1, known, 0.0)
+            return Independent.of_logits(logits)
+
+    path = MixturePath(make_source(method.source, 2))
+    network = Knows(2, path.source.vocab_size, width=16, blocks=1)
+    taken = {}
+    for name, rule in adaptive_rules_of(method).items():
+        filled, calls = fill_counting(network, path, givens, steps=6, rule=rule, noise=Noise(0, range(4)))
+        assert torch.equal(filled[:2], solution[:2])
+        assert (filled[givens > 0] == givens[givens > 0]).all()
+        taken[name] = calls.tolist()
+    assert taken == {"certain": [6] * 4, "bound 0.5": [1, 1, 6, 6], "stop 0.1": [2, 2, 6, 6]}
 
 
 def test_boards_drawn_together_are_those_drawn_one_by_one() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fsdfm.data import TrainingBatch
-from fsdfm.flow import RULES, MixturePath, StepRule
+from fsdfm.flow import RULES, CertainTurns, MixturePath, StableStop, StepRule
 from fsdfm.noise import Noise
 from fsdfm.studies.sudoku.network import BoardNetwork, make_source
 from fsdfm.studies.sudoku.solving import ConfidentRule, make_training_boards
@@ -15,7 +15,16 @@ from fsdfm.studies.truth.methods import Method as Recipe
 from fsdfm.studies.truth.methods import make_objective
 from fsdfm.studies.truth.training import Lessons, train
 
-__all__ = ["METHODS", "SHARES", "BoardData", "BoardMethod", "BoardSetting", "rules_of", "train_method"]
+__all__ = [
+    "METHODS",
+    "SHARES",
+    "BoardData",
+    "BoardMethod",
+    "BoardSetting",
+    "adaptive_rules_of",
+    "rules_of",
+    "train_method",
+]
 
 SHARES = (0.15, 0.75)  # of cells that are given in training, uniform for each board
 
@@ -96,6 +105,17 @@ def rules_of(method: BoardMethod) -> dict[str, StepRule]:
     if method.source == "mask":
         rules["confident"] = ConfidentRule()
     return rules
+
+
+def adaptive_rules_of(method: BoardMethod) -> dict[str, StepRule]:
+    """The rules that decide how many calls a board gets, of parents: others are compared with a fixed number."""
+    if method.start:
+        return {}
+    return {
+        "certain": RULES["certain"],
+        "bound 0.5": CertainTurns(bound=0.5),
+        "stop 0.1": StableStop(RULES["exact"], entropy=0.1),
+    }
 
 
 @dataclass(frozen=True)

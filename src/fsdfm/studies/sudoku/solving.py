@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsdfm.flow import Filter, Grid, MixturePath, StepRule
+from fsdfm.flow import Filter, Grid, MixturePath, Sampler, StepRule, posterior_of
 from fsdfm.flow.posterior import Posterior
 from fsdfm.flow.rule import Plan, SamplerState
 from fsdfm.flow.sampler import Step, trajectory
@@ -22,7 +22,15 @@ from fsdfm.noise import Noise, Purpose
 from fsdfm.studies.sudoku.board import DIFFICULTIES, Difficulty, Puzzle, make_puzzle, make_solutions
 from fsdfm.studies.sudoku.network import BoardNetwork
 
-__all__ = ["ConfidentRule", "fill_boards", "given_tokens", "make_puzzles", "score_boards", "walk_boards"]
+__all__ = [
+    "ConfidentRule",
+    "fill_boards",
+    "fill_counting",
+    "given_tokens",
+    "make_puzzles",
+    "score_boards",
+    "walk_boards",
+]
 
 Boards = npt.NDArray[np.int64]
 _CLUES = {2: (0, 6, 8), 3: (0, 28, 34, 40)}  # givens that puzzles are made with, to have all difficulties
@@ -75,6 +83,20 @@ def fill_boards(
     """Boards filled in with `steps` calls: digits 1 .. n, [B, n^2]."""
     last = walk_boards(network, path, givens, steps=steps, rule=rule, noise=noise)[-1].x_next
     return last % network.num_digits + 1
+
+
+def fill_counting(
+    network: BoardNetwork, path: MixturePath, givens: Tensor, *, steps: int, rule: StepRule, noise: Noise
+) -> tuple[Tensor, Tensor]:
+    """As `fill_boards`, by a rule that may be done before, and the calls that each board took: [B]."""
+    tokens, frozen = given_tokens(givens, network.num_digits)
+    x_0 = torch.where(frozen, tokens, path.source.sample(noise, givens.shape[1]))
+    sampler = Sampler(path, x_0, grid=Grid.uniform(steps), noise=noise, rule=rule, frozen=frozen)
+    with torch.inference_mode():
+        while not sampler.done:
+            asked = sampler.question()
+            sampler.answer(posterior_of(network, asked.x_t, asked.t, h=asked.h, rows=asked.rows))
+    return sampler.x % network.num_digits + 1, sampler.calls
 
 
 def score_boards(filled: Tensor, puzzles: Sequence[Puzzle]) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,10 +26,10 @@ from fsdfm.studies.report import StudyReport, interval_json, markdown_table, sav
 from fsdfm.studies.runner import Cell, Study, StudyResults, require_seeds, run_study
 from fsdfm.studies.sudoku.board import DIFFICULTIES, Difficulty, Puzzle, write_board
 from fsdfm.studies.sudoku.figure import draw_board_steps, draw_solved
-from fsdfm.studies.sudoku.methods import METHODS, BoardMethod, BoardSetting, rules_of, train_method
+from fsdfm.studies.sudoku.methods import METHODS, BoardMethod, BoardSetting, adaptive_rules_of, rules_of, train_method
 from fsdfm.studies.sudoku.model import BoardModel, load_board_model, save_board_model
 from fsdfm.studies.sudoku.network import BoardNetwork, make_source
-from fsdfm.studies.sudoku.solving import fill_boards, make_puzzles, score_boards
+from fsdfm.studies.sudoku.solving import fill_boards, fill_counting, make_puzzles, score_boards
 
 __all__ = ["SudokuNumbers", "run_sudoku"]
 
@@ -61,7 +61,15 @@ def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mappi
         for steps in setting.budgets
         for difficulty, score in _score(network, method, puzzles, rule=rule, steps=steps, seed=cell.seed).items()
     }
-    return {"scores": scores, "parameters": sum(p.numel() for p in network.parameters())}
+    adaptive = {
+        f"{rule}/{steps}/{difficulty}": score
+        for rule in adaptive_rules_of(method)
+        for steps in setting.budgets
+        for difficulty, score in _score_adaptive(
+            network, method, puzzles, rule=rule, steps=steps, seed=cell.seed
+        ).items()
+    }
+    return {"scores": scores, "adaptive": adaptive, "parameters": sum(p.numel() for p in network.parameters())}
 
 
 def _place(folder: StudyFolder, name: str) -> Path:
@@ -92,6 +100,29 @@ def _score(
     }
 
 
+def _score_adaptive(
+    network: BoardNetwork,
+    method: BoardMethod,
+    puzzles: Mapping[Difficulty, Sequence[Puzzle]],
+    *,
+    rule: str,
+    steps: int,
+    seed: int,
+) -> dict[Difficulty, dict[str, float]]:
+    """The share of boards solved and the mean calls that they took, at most `steps`, by difficulty."""
+    path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
+    boards = [puzzle for found in puzzles.values() for puzzle in found]
+    givens = torch.from_numpy(np.array([puzzle.givens for puzzle in boards]))
+    noise = Noise(seed, range(len(boards)))
+    filled, calls = fill_counting(network, path, givens, steps=steps, rule=adaptive_rules_of(method)[rule], noise=noise)
+    sizes = [len(found) for found in puzzles.values()]
+    parts = [torch.split(part.double(), sizes) for part in (score_boards(filled, boards)[0], calls)]
+    return {
+        difficulty: {"solved": float(solved.mean()), "calls": float(took.mean())}
+        for difficulty, solved, took in zip(puzzles, *parts, strict=True)
+    }
+
+
 class SudokuNumbers:
     """What the study says: (method, rule, steps, difficulty, "solved" or "cells") -> mean over seeds, with interval."""
 
@@ -116,6 +147,35 @@ class SudokuNumbers:
                 ]
                 rows.append([f"{method.name}, {rule}", *cells])
         return markdown_table(rows)
+
+    def adaptive_methods(self) -> list[BoardMethod]:
+        """Those that were filled in by rules that decide how many calls a board gets; cells of before have none."""
+        return [method for method in self.methods if all(c.get("adaptive") for c in self.results.of(method.name))]
+
+    def adaptive_table(self) -> str:
+        """Boards solved and mean calls by difficulty, beside a fixed number of calls."""
+        rows: list[list[str]] = [["method, rule", "calls at most", *self.difficulties]]
+        for method in self.adaptive_methods():
+            for steps in self.setting.budgets:
+                fixed = [self.at(method.name, "exact", steps, difficulty=name) for name in self.difficulties]
+                cells = [f"{100 * solved.value:.0f} % in {steps}" for solved in fixed]
+                rows.append([f"{method.name}, exact", str(steps), *cells])
+            for rule in adaptive_rules_of(method):
+                for steps in self.setting.budgets[1:]:
+                    cells = []
+                    for name in self.difficulties:
+                        solved, calls = (
+                            self.adaptive_at(method.name, rule, steps, difficulty=name, what=what).value
+                            for what in ("solved", "calls")
+                        )
+                        cells.append(f"{100 * solved:.0f} % in {calls:.1f}")
+                    rows.append([f"{method.name}, {rule}", str(steps), *cells])
+        return markdown_table(rows)
+
+    def adaptive_at(self, method: str, rule: str, steps: int, *, difficulty: str, what: str = "solved") -> Interval:
+        """The share solved, or the mean `calls`, of a rule that makes at most `steps` of them."""
+        key = f"{rule}/{steps}/{difficulty}"
+        return student_mean([float(cell["adaptive"][key][what]) for cell in self.results.of(method)])
 
     def gain(self, method: str, rule: str, *, over: tuple[str, str], what: str = "solved") -> Interval:
         """What is solved (or right) more than by another (method, rule): a mean over budgets and difficulties, by seed.
@@ -163,6 +223,15 @@ class SudokuNumbers:
             for steps in self.setting.budgets
             for difficulty in self.difficulties
             for what in ("solved", "cells")
+        } | {
+            f"{method.name}/{rule}/{steps}/{difficulty}/{what}": interval_json(
+                self.adaptive_at(method.name, rule, steps, difficulty=difficulty, what=what)
+            )
+            for method in self.adaptive_methods()
+            for rule in adaptive_rules_of(method)
+            for steps in self.setting.budgets
+            for difficulty in self.difficulties
+            for what in ("solved", "calls")
         }
 
 
@@ -189,6 +258,16 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
         "",
     ]
     lines += [f"- {line}" for line in numbers.verdicts()] + [""]
+    if numbers.adaptive_methods():
+        lines += [
+            "## Calls by difficulty",
+            "",
+            "Rules that decide how many calls a board gets (`fsdfm.flow.adaptive`; nats of entropy), beside the exact "
+            "rule with a fixed number: boards solved, and the mean calls that they took.",
+            "",
+            numbers.adaptive_table(),
+            "",
+        ]
     pictures = {
         "sudoku.png": save_figure(partial(draw_solved, numbers)),
         "board.png": save_figure(partial(_draw_example, results, setting, methods[0])),
