@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fsdfm.files import write_text
+from fsdfm.files import read_text, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.quality.claims import claims_table, headline_table
 from fsdfm.show.quality.comparison import Comparison
@@ -42,6 +42,7 @@ from fsdfm.show.quality.tables import (
 
 __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_documents"]
 
+_LARGEST = 2**24  # bytes of a document
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+) -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _ALWAYS = {"entropy_bits", "distinct_1", "distinct_2", "distinct_4"}  # measured whatever is asked for
@@ -69,12 +70,12 @@ def write_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
     """Bring documents up to date; those that changed."""
     changed = stale_documents(documents, folder)
     for file in changed:
-        write_text(file, fill_blocks(file.read_text(encoding="utf-8"), folder))
+        write_text(file, fill_blocks(read_text(file, _LARGEST), folder))
     return changed
 
 
 def _differs(file: Path, folder: Path) -> bool:
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file, _LARGEST)
     try:
         return fill_blocks(text, folder) != text
     except ValueError as error:
@@ -103,7 +104,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 def _section(found: re.Match[str], folder: Path) -> str:
     begin, name, heading, _, end = found.groups()
     try:
-        report = (folder / name).read_text(encoding="utf-8")
+        report = read_text(folder / name, _LARGEST)
     except OSError as error:
         raise ValueError(f"cannot read {folder / name}: {error.strerror}; copy the study's report there") from error
     parts = {head.strip(): body for head, _, body in (part.partition("\n") for part in report.split("\n## ")[1:])}
