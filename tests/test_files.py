@@ -8,7 +8,19 @@ import time
 
 import pytest
 
-from fsdfm.files import did_you_mean, file_sha256, lock, nearest, read_text, replace_file, write_json, write_text
+from fsdfm.files import (
+    did_you_mean,
+    file_sha256,
+    lock,
+    nearest,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+    replace_file,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
@@ -184,3 +196,30 @@ def test_the_name_that_was_meant():
     assert did_you_mean("widht", ["width", "depth"]) == "did you mean 'width'?"
     assert did_you_mean("x", ["width", "depth"]) == "allowed are width, depth"
     assert did_you_mean("x", ["width"], "name a file") == "name a file"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zero", "folder"])
+def test_only_plain_files_are_read(tmp_path, kind):
+    """A pipe would be waited for, a device read until the memory is full."""
+    file = tmp_path / "a"
+    {"pipe": lambda: os.mkfifo(file), "zero": lambda: file.symlink_to("/dev/zero"), "folder": file.mkdir}[kind]()
+    for read in (read_text, read_bytes, read_json, lambda path: next(read_lines(path)), file_sha256):
+        with pytest.raises(ValueError, match="not a plain file"):
+            read(file)
+
+
+def test_json_that_is_too_deep_is_a_value_error(tmp_path):
+    (tmp_path / "a").write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(tmp_path / "a")
+
+
+def test_lines_are_read_one_by_one_and_have_an_end(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("é\n\nlast")
+    assert list(read_lines(file)) == ["é\n", "\n", "last"]
+    file.write_text("12345\n123456\n")
+    lines = read_lines(file, 6)
+    assert next(lines) == "12345\n"
+    with pytest.raises(ValueError, match="a line of more than 6 bytes"):
+        next(lines)

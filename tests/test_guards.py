@@ -86,6 +86,18 @@ def test_the_command_line_is_what_is_written_down():
     assert describe_commands() == OPTIONS.read_text()
 
 
+def test_files_are_read_in_one_place():
+    """`fsdfm.files` reads plain files of a bounded size; what stands here is the package's own, or the system's."""
+    own = {"serve/page/__init__.py", "cli/study.py", "studies/ablation/run.py", "bench/measure.py"}  # just written
+    own |= {"adapters/portable.py", "data/documents.py"}  # stands alone; the source of Python's own modules
+    found = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("read_text", "read_bytes"):
+                found.add(file.relative_to(SOURCE).as_posix())
+    assert found <= own, found - own
+
+
 def test_a_public_class_name_is_defined_once():
     places = defaultdict(list)
     for file in SOURCE.rglob("*.py"):

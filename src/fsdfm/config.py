@@ -22,7 +22,7 @@ from tomlkit.exceptions import TOMLKitError
 import fsdfm.measure.reward  # noqa: F401  (gives rewards their names)
 import fsdfm.peers  # noqa: F401  (gives their objectives and rules their names)
 from fsdfm.data import SEPARATOR
-from fsdfm.files import did_you_mean, nearest
+from fsdfm.files import did_you_mean, nearest, read_text
 from fsdfm.generate import SamplerConfig
 from fsdfm.learn import OBJECTIVES, PathConfig
 from fsdfm.learn.objective import SectionConfig
@@ -262,8 +262,8 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_values(path: Path) -> dict[str, Any]:
     """What a TOML file says, unchecked."""
     try:
-        values: dict[str, Any] = tomlkit.parse(path.read_text("utf-8")).unwrap()
-    except (OSError, UnicodeDecodeError, TOMLKitError) as error:
+        values: dict[str, Any] = tomlkit.parse(read_text(path)).unwrap()
+    except (OSError, ValueError, TOMLKitError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     return values
 

@@ -25,38 +25,70 @@ __all__ = [
     "file_sha256",
     "lock",
     "nearest",
+    "read_bytes",
+    "read_json",
+    "read_lines",
     "read_text",
     "replace_file",
+    "require_plain",
     "sync",
     "write_json",
     "write_text",
 ]
 
 _WORDS = 200  # bytes of a lock file that are read
+_LONGEST_LINE = 2**26  # bytes: a text of a million tokens with all that is noted of it
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path, most: int = 2**20) -> str:
-    """The text of a plain file of at most `most` bytes; pipes, devices and larger files are errors, unread."""
+def require_plain(path: Path) -> None:
+    """Raise unless a path is a plain file: a pipe would be waited for, a device read for ever."""
     if not path.is_file():
         if path.exists():
             raise ValueError(f"{path} is not a plain file; name one")
         raise FileNotFoundError(2, os.strerror(2), str(path))
+
+
+def read_bytes(path: Path, most: int = 2**20) -> bytes:
+    """A plain file of at most `most` bytes; pipes, devices and larger files are errors, unread."""
+    require_plain(path)
     content = bytearray()
     with path.open("rb") as file:  # in pieces: what it says of its size may not be true
         while len(content) <= most and (piece := file.read(min(2**16, most + 1 - len(content)))):
             content += piece
     if len(content) > most:
         raise ValueError(f"{path} has more than the {most} bytes that such a file may have; get it again")
-    return content.decode("utf-8")
+    return bytes(content)
+
+
+def read_text(path: Path, most: int = 2**20) -> str:
+    """The text of a plain file of at most `most` bytes, in UTF-8."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_json(path: Path, most: int = 2**20) -> Any:
+    """What a JSON file of at most `most` bytes holds; whatever is wrong with its content is a ValueError."""
+    try:
+        return json.loads(read_text(path, most))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_lines(path: Path, longest: int = _LONGEST_LINE) -> Iterator[str]:
+    """The lines of a plain file, each with its newline, the last perhaps without; one that is too long is an error."""
+    require_plain(path)
+    with path.open("rb") as file:
+        while line := file.readline(longest + 1):
+            if len(line) > longest:
+                raise ValueError(f"{path} has a line of more than {longest} bytes; get it again")
+            yield line.decode("utf-8")
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a plain file, read in pieces."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a plain file; name one")
+    require_plain(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(2**16):

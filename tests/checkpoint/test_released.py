@@ -344,3 +344,11 @@ def test_the_file_is_what_safetensors_writes(tmp_path: Path) -> None:
     state = load(tmp_path / "released.pth").state_dict()
     save_file(state, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_tensors_that_share_their_values_are_counted_once(tmp_path):
+    """A hundred tensors over one storage took a hundred times the memory of the file."""
+    table = torch.zeros(64, 64)
+    torch.save({f"blocks.{i}.qw.weight": table for i in range(100)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="describes 1638400 bytes of tensors and holds 16384"):
+        open_released(tmp_path / "a.pth")

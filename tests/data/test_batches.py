@@ -1,5 +1,6 @@
 """Sample k depends on (seed, k) alone, and an epoch holds every block once."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -214,3 +215,13 @@ def test_batches_say_what_they_allow_before_the_first(options: dict, message: st
 
 def test_no_rows_are_no_rows() -> None:
     assert mixed().rows([]).x_1.shape == (0, 16)
+
+
+def test_tokens_and_starts_that_nobody_wrote_are_damage():
+    """A folder's header may be whole and its files not: such tokens went into the network's table as they were."""
+    corpus = corpus_of(64)
+    few = Corpus(corpus.folder, replace(corpus.header, vocab_size=40), corpus.tokens, starts=corpus.starts)
+    with pytest.raises(ValueError, match="holds the token .*, and tokens are below 40"):
+        Blocks(few, 16).rows(range(4))
+    with pytest.raises(ValueError, match="a document begins at -9"):
+        Blocks(corpus_of(64, [-9]), 16, document_starts=1.0).rows([0])

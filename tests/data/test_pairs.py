@@ -150,3 +150,38 @@ def test_which_rows_are_text_says_nothing_of_their_lengths(tmp_path):
     rows = PairsAndText(Pairs(tmp_path / "pairs", seed=3), text, 0.5).rows(range(400))
     short = ~rows.real[rows.x_0[:, 0] < 0].all(1)
     assert 0.4 < float(short.double().mean()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"about": None}, "about is None"),
+        ({"about": {"timed": True}}, "seed is None"),
+        ({"about": {"timed": True, "seed": "x"}}, "seed is 'x'"),
+        ({"length": 0}, "length 0"),
+    ],
+)
+def test_a_header_of_strange_kinds_is_refused(tmp_path, change, words):
+    with PairWriter(tmp_path, PairHeader(2, 5, {"seed": 0})) as writer:
+        writer.append(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long))
+    record = json.loads((tmp_path / "pairs.json").read_text())
+    (tmp_path / "pairs.json").write_text(json.dumps({**record, **change}))
+    with pytest.raises(ValueError, match=f"is damaged: .*{words}"):
+        Pairs(tmp_path)
+
+
+def test_tokens_beyond_the_vocabulary_are_damage(tmp_path):
+    """They went into the network's table as they were: an IndexError in training, on a GPU worse."""
+    with PairWriter(tmp_path, PairHeader(2, 5, {"seed": 0})) as writer:
+        writer.append(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long))
+    (tmp_path / "pairs.bin").write_bytes(b"\x04\x00" * 3 + b"\x05\x00")
+    with pytest.raises(ValueError, match="holds the token 5, and tokens are below 5"):
+        Pairs(tmp_path).rows([0])
+
+
+def test_rows_in_a_pipe_are_refused(tmp_path):
+    PairWriter(tmp_path, PairHeader(2, 5, {"seed": 0})).close()
+    (tmp_path / "pairs.bin").unlink()
+    os.mkfifo(tmp_path / "pairs.bin")
+    with pytest.raises(ValueError, match="not a plain file"):
+        Pairs(tmp_path)

@@ -157,7 +157,7 @@ def documents(folder) -> object:
 
 class Fixed:
     def __init__(self, lengths, eos_id=9):
-        self.header = type("H", (), {"eos_id": eos_id})()
+        self.header = type("H", (), {"eos_id": eos_id, "vocab_size": eos_id + 1})()
         self.tokens = np.concatenate([np.r_[np.arange(n) % 9, eos_id] for n in lengths]).astype(np.uint16)
         self.starts = np.cumsum([0, *(n + 1 for n in lengths[:-1])])
 

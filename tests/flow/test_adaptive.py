@@ -18,6 +18,7 @@ from fsdfm.flow import (
     Sampler,
     SamplerState,
     StableStop,
+    posterior_of,
     sampler_law,
     total_variation,
 )
@@ -218,11 +219,24 @@ def test_a_confident_text_stops_and_others_go_on():
         asked = sampler.question()
         if sampler.index > 1:
             assert bool((asked.rows >= L).all())  # nothing is asked of the finished one
-        from fsdfm.flow import posterior_of
-
         sampler.answer(posterior_of(logits, asked.x_t, asked.t, h=asked.h, rows=asked.rows))
     assert sampler.calls.tolist() == [2, 8]
     assert sampler.x[0].tolist() == [1, 1, 1]
+
+
+def test_an_entropy_at_the_bound_is_confident():
+    """With a bound of 0 nats a text of which nothing is open any more ends."""
+
+    def logits(x_t, t, h):
+        return torch.nn.functional.one_hot(torch.ones_like(x_t), V).double() * 2000.0  # exactly 0 nats
+
+    noise = Noise(0, range(2))
+    rule = StableStop(entropy=0.0)
+    sampler = Sampler(PATH, PATH.source.sample(noise, L), grid=Grid.uniform(8), noise=noise, rule=rule)
+    while not sampler.done:
+        asked = sampler.question()
+        sampler.answer(posterior_of(logits, asked.x_t, asked.t, h=asked.h, rows=asked.rows))
+    assert sampler.calls.tolist() == [2, 2]
 
 
 def test_without_confidence_the_rule_inside_is_unchanged():

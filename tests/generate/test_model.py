@@ -179,6 +179,7 @@ def test_states_tell_how_the_text_came_about(lm):
     record = result.to_json()
     assert record["states"][5]["text"] == result.states[5].text
     assert "states" not in lm.generate("ab", steps=2).to_json()
+    assert all(type(number) is int for number in result.changes)  # a count in JSON is 3, not 3.0
 
 
 def test_a_stream_is_the_same_text(lm):

@@ -208,3 +208,13 @@ def test_other_files_are_refused(tmp_path):
     torch.save(short, tmp_path / "mdlm.ckpt")
     with pytest.raises(ValueError, match="no averaged weights"):
         open_layout(tmp_path / "mdlm.ckpt", weights="ema")
+
+
+def test_values_that_are_not_there_are_not_believed(tmp_path):
+    """One value may stand for a table of terabytes, and a thousand tensors for the same bytes."""
+    torch.save({"vocab_embed.embedding": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "a.ckpt")
+    table = torch.zeros(64, 64)
+    torch.save({str(i): table for i in range(100)}, tmp_path / "b.ckpt")
+    for name in ("a.ckpt", "b.ckpt"):
+        with pytest.raises(ValueError, match="describes .* bytes of tensors and holds"):
+            open_layout(tmp_path / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,3 +245,9 @@ def test_refusals() -> None:
     state.path = MixturePath(UniformSource(5))
     with pytest.raises(ValueError, match="the rule llada reveals masks, and the source is UniformSource"):
         LLaDARule().plan(state)
+
+
+@pytest.mark.parametrize(("network", "apart"), [({}, False), ({"samples_apart": True}, True)])
+def test_a_guided_head_is_asked_as_the_networks_own_is(network: dict[str, bool], apart: bool) -> None:
+    guided = Guided(SimpleNamespace(**network), torch.ones(1, 2), guidance=1.0, mask_token=0)  # type: ignore[arg-type]
+    assert guided.samples_apart is apart

@@ -114,3 +114,28 @@ def test_transformed_files_are_refused(folder):
     rewrite(folder, change)
     with pytest.raises(ValueError, match="transformed"):
         load_shards(folder)
+
+
+@pytest.mark.parametrize("program", [b"\x80\x04Nr\xff\xff\xff\x0f.", b"\x80\x00Np999999999\n."])
+def test_a_place_far_away_makes_no_room(tmp_path, program):
+    """A pickle of nine bytes made the reader take gigabytes: it notes None at place 2^28."""
+    (tmp_path / INDEX).write_bytes(program)
+    with pytest.raises(ValueError, match="it notes a value at the place"):
+        load_shards(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zero"])
+def test_an_index_is_a_plain_file(tmp_path, kind):
+    os.mkfifo(tmp_path / INDEX) if kind == "pipe" else (tmp_path / INDEX).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a plain file"):
+        load_shards(tmp_path)
+
+
+def test_sizes_below_zero_do_not_hide_others(folder):
+    def change(index):
+        index.state_dict_metadata["a"].size = torch.Size((-(2**40),))
+        index.state_dict_metadata["half"].size = torch.Size((2**40,))
+
+    rewrite(folder, change)
+    with pytest.raises(ValueError, match="of the size"):
+        load_shards(folder)

@@ -11,7 +11,6 @@ buffer tell is inferred, and settings that a user gives must agree with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fsdfm.checkpoint.torchfile import StoredTensor, TorchFile
-from fsdfm.files import did_you_mean
+from fsdfm.files import did_you_mean, read_json
 from fsdfm.model import PRESETS, DiT, ModelConfig
 from fsdfm.model.layers import ROTARY_BASE
 
@@ -115,10 +114,10 @@ def read_settings(path: str | Path) -> ReleasedConfig:
     if not path.is_file() or path.stat().st_size > _LARGEST_SETTINGS:
         raise ValueError(f"{path} is not a file of settings; name a small JSON file")
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = read_json(path, _LARGEST_SETTINGS)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}; name a JSON file with the settings") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get("model", {}), dict):
         raise ValueError(f'{path} holds no settings; expected is an object like {{"model": {{"n_heads": 32}}}}')
@@ -156,6 +155,7 @@ class ReleasedWeights(Mapping[str, Tensor], AbstractContextManager["ReleasedWeig
         self._stored = _unwrap(self.path, tensors)
         for tensor in self._stored.values():
             file.check(tensor)
+        file.check_shared(self._stored.values())
         found = _infer(self.path, self._stored)
         self.settings = settings
         self.config = _agree(self.path, found, settings)

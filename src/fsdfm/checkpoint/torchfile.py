@@ -15,6 +15,7 @@ tensor's memory is gone with the tensor and a file that shrinks meanwhile is an 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -138,6 +139,16 @@ class TorchFile:
             raise self.archive.error(
                 f"is damaged: storage {storage.key[:40]!r} should have {declared} bytes, and {found} are there"
             )
+
+    def check_shared(self, tensors: Iterable[StoredTensor]) -> None:
+        """Raise where tensors share their values so often that they would take more memory than the file has of them.
+
+        A head may be the embedding; more than that is room made for the same bytes again and again.
+        """
+        tensors = list(tensors)
+        stored = sum(storage.num_values * storage.dtype.itemsize for storage in {each.storage for each in tensors})
+        if (said := sum(each.num_bytes for each in tensors)) > 2 * stored:
+            raise self.archive.error(f"describes {said} bytes of tensors and holds {stored}")
 
     def read(self, tensor: StoredTensor) -> Tensor:
         """The tensor, contiguous, in memory of its own."""

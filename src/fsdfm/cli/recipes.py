@@ -9,6 +9,7 @@ import typer
 
 from fsdfm.cli.completion import complete_recipes
 from fsdfm.cli.options import console
+from fsdfm.files import read_text
 from fsdfm.terminal import say
 
 __all__ = ["app"]
@@ -30,7 +31,7 @@ def list_recipes() -> None:
 
     width = max(map(len, recipe_names()))
     for name in recipe_names():
-        first = find_recipe(name).read_text("utf-8").splitlines()[0]
+        first = read_text(find_recipe(name)).splitlines()[0]
         say(console, f"{name:<{width}}  {first.lstrip('# ')}")
 
 
@@ -42,7 +43,7 @@ def show(
     """A recipe as it stands; with overrides, all values of the run that they would make."""
     from fsdfm.config import find_recipe, load_recipe, to_toml
 
-    text = to_toml(load_recipe(name, overrides)) if overrides else find_recipe(name).read_text("utf-8")
+    text = to_toml(load_recipe(name, overrides)) if overrides else read_text(find_recipe(name))
     typer.echo(text, nl=False)
 
 
@@ -58,7 +59,7 @@ def copy(
     place = file or Path(source.name)
     try:
         with place.open("x", encoding="utf-8") as out:
-            out.write(source.read_text("utf-8"))
+            out.write(read_text(source))
     except OSError as error:
         raise ValueError(f"cannot write {place}: {error.strerror}; choose another file") from error
     say(console, f"{place}: train it with fsdfm train {place}")

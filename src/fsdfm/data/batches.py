@@ -135,7 +135,14 @@ class Blocks:
         lengths = self._lengths(draws)
         x_1 = np.full((len(index), self.length), self.corpus.header.eos_id, dtype=np.int64)
         for row, start, size in zip(x_1, starts.tolist(), lengths.tolist(), strict=True):
+            if not 0 <= start <= len(self.corpus) - size:
+                raise ValueError(f"{self.corpus.folder} is damaged: a document begins at {start}; prepare it again")
             row[:size] = self.corpus.tokens[start : start + size]
+        if x_1.size and int(x_1.max()) >= self.corpus.header.vocab_size:
+            raise ValueError(
+                f"{self.corpus.folder} is damaged: it holds the token {x_1.max()}, and tokens are below "
+                f"{self.corpus.header.vocab_size}; prepare it again"
+            )
         real = torch.arange(self.length) < lengths[:, None]
         end = int(index.max()) + 1 if len(index) else 0
         given = self._given(draws, lengths)

@@ -8,7 +8,6 @@ a run that is interrupted resumes where it was, and what is there can be trained
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,8 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fsdfm.checks import require_whole
 from fsdfm.data.batches import Blocks, RowSource, TrainingBatch, permute
-from fsdfm.files import lock, read_text, write_json
+from fsdfm.files import lock, read_json, require_plain, write_json
 from fsdfm.noise import Noise, Purpose
 
 __all__ = ["PairHeader", "PairWriter", "Pairs", "PairsAndText", "StepPairs", "pair_times"]
@@ -43,7 +43,13 @@ class PairHeader:
 
     def __post_init__(self) -> None:
         if any(type(value) is not int or value < 1 for value in (self.length, self.vocab_size)):
-            raise ValueError(f"length {self.length} and vocab_size {self.vocab_size} must both be 1 or more")
+            raise ValueError(
+                f"length {self.length!r:.80} and vocab_size {self.vocab_size!r:.80} must both be 1 or more"
+            )
+        if not isinstance(self.about, Mapping):
+            raise ValueError(f"about is {self.about!r:.80}; it must be an object")
+        if self.timed:
+            require_whole("seed", self.about.get("seed"), 0, high=2**64 - 1)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -64,15 +70,20 @@ class PairHeader:
     def read(cls, folder: Path) -> PairHeader:
         """The header in a folder."""
         try:
-            record = json.loads(read_text(folder / _HEADER))
+            record = read_json(folder / _HEADER)
             version = record["version"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{folder} holds no pairs ({error}); make them with `fsdfm reflow`") from error
         if version != FORMAT_VERSION:
-            raise ValueError(f"{folder} holds pairs of format version {version}; this program reads {FORMAT_VERSION}")
+            raise ValueError(
+                f"{folder} holds pairs of format version {version!r:.80}; this program reads {FORMAT_VERSION}"
+            )
         if set(record) != {field.name for field in fields(cls)}:
             raise ValueError(f"{folder / _HEADER} is damaged: its keys are {sorted(record)}; make the pairs again")
-        return cls(**record)
+        try:
+            return cls(**record)
+        except ValueError as error:
+            raise ValueError(f"{folder / _HEADER} is damaged: {error}; make the pairs again") from error
 
 
 class PairWriter:
@@ -139,11 +150,18 @@ class Pairs:
         Noise(seed)  # checks the seed
         self.folder, self.seed = Path(folder), seed
         self.header = PairHeader.read(self.folder)
-        count = (self.folder / _ROWS).stat().st_size // self.header.row_bytes
+        try:
+            require_plain(self.folder / _ROWS)
+            count = (self.folder / _ROWS).stat().st_size // self.header.row_bytes
+        except FileNotFoundError:
+            count = 0
         if not count:
             raise ValueError(f"{folder} holds no finished pair yet; make some with `fsdfm reflow`")
         shape = (count, 2, self.header.length)
-        self.tokens: npt.NDArray[Any] = np.memmap(self.folder / _ROWS, self.header.dtype, "r", shape=shape)
+        try:
+            self.tokens: npt.NDArray[Any] = np.memmap(self.folder / _ROWS, self.header.dtype, "r", shape=shape)
+        except OSError as error:
+            raise ValueError(f"cannot read {self.folder / _ROWS}: {error.strerror}; make the pairs again") from error
 
     def __len__(self) -> int:
         """The number of pairs, which is the number of samples in an epoch."""
@@ -154,6 +172,11 @@ class Pairs:
         index = Noise(self.seed, samples).samples
         place = permute(index % len(self), len(self), index // len(self), seed=self.seed)
         pairs = torch.from_numpy(self.tokens[place.numpy()].astype(np.int64))
+        if pairs.numel() and int(pairs.max()) >= self.header.vocab_size:
+            raise ValueError(
+                f"{self.folder / _ROWS} is damaged: it holds the token {int(pairs.max())}, and tokens are below "
+                f"{self.header.vocab_size}; make the pairs again"
+            )
         real = torch.ones(len(index), self.header.length, dtype=torch.bool)
         end = int(index.max()) + 1 if len(index) else 0
         t = pair_times(int(self.header.about["seed"]), place) if self.header.timed else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import embedded_models, find_model, name_of
 from fsdfm.demo.stored import evaluate_commands, merge
-from fsdfm.files import write_text
+from fsdfm.files import read_text, write_text
 from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model.weights import weights_sha256
 from fsdfm.show.quality import Comparison
@@ -41,7 +41,7 @@ def stale_card(model: str | Path, results: Path) -> tuple[Path, str] | None:
         return None
     largest = sorted(own, key=lambda file: -int(found[file].facts.get("num_samples", 0)))  # its real text is shown
     card, text = card_text(model, largest)
-    return (card, text) if not card.exists() or card.read_text(encoding="utf-8") != text else None
+    return (card, text) if not card.exists() or read_text(card) != text else None
 
 
 def prune_results(results: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def card_text(model: str | Path, files: Sequence[Path]) -> tuple[Path, str]:
         if evaluation.model.get("checkpoint_sha256") != sha256:
             raise ValueError(f"{file} was measured with other weights than those in {folder}; measure these")
     card = folder / "README.md"
-    old = card.read_text(encoding="utf-8") if card.exists() else f"# {folder.name}\n"
+    old = read_text(card) if card.exists() else f"# {folder.name}\n"
     before, _, rest = old.partition(BEGIN)
     after = rest.partition(END)[2] or "\n"
     parts = "\n".join(measured_markdown(evaluation) for evaluation in merge(evaluations).values())

@@ -6,13 +6,13 @@ stories/*.json   texts that take too long to be made while somebody waits
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fsdfm.checkpoint.embedded import NAMES
 from fsdfm.demo.stories import Sampling, Story, command_line
+from fsdfm.files import read_json
 from fsdfm.measure.results import Evaluation, Row, load_evaluation
 from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.blocks import join_evaluations
@@ -21,6 +21,7 @@ from fsdfm.show.timeline import Timeline
 __all__ = ["CALLED", "StoredSamples", "evaluate_commands", "merge", "read_stored", "sampling_of"]
 
 CALLED = {"fewstep": "Few-step model", "parent": "Parent"}
+_LARGEST_STORIES = 2**26  # bytes
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def sampling_of(evaluation: Evaluation, row: Row | None = None) -> Sampling:
 def _stories(file: Path, loaded: Mapping[str, str]) -> list[Story]:
     """The texts of one `fsdfm generate --format json`; they were made from nothing."""
     try:
-        record = json.loads(file.read_text("utf-8"))
+        record = read_json(file, _LARGEST_STORIES)
         model = str(record["model"]).rpartition(" from ")[2]
         texts, steps = record["generations"], record["settings"]["steps"]
         seed, num = int(record["settings"]["seed"]), len(texts)

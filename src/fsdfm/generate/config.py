@@ -212,7 +212,7 @@ class SamplerConfig:
         named = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
         record["jump"] = self.jump if isinstance(self.jump, str) else named
         if isinstance(self.grid, Grid):
-            record["grid"] = ",".join(f"{time:g}" for time in self.grid.times.flatten().tolist())
+            record["grid"] = ",".join(f"{time:g}" for time in self.grid.times.tolist())
         return {name: value for name, value in record.items() if value is not None}
 
     def num_steps(self) -> int:

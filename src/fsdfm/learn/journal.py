@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from fsdfm.files import write_text
+from fsdfm.files import read_lines, replace_file, require_plain
 from fsdfm.learn.report import Report
 from fsdfm.learn.trainer import Trainer
 from fsdfm.terminal import draws_bars, moving_bar, say
@@ -28,8 +28,15 @@ class JsonLines:
         """Drop what was written after a training step: the run resumes there and will say it again."""
         if not self.path.exists():
             return
-        kept = [line for line in self.path.read_text("utf-8").splitlines() if _step_of(line) <= training_step]
-        write_text(self.path, "".join(line + "\n" for line in kept))
+        require_plain(self.path)
+
+        def copy(side: Path) -> None:
+            with side.open("w", encoding="utf-8") as file:
+                for line in read_lines(self.path):
+                    if _step_of(line) <= training_step:
+                        file.write(line if line.endswith("\n") else line + "\n")
+
+        replace_file(self.path, copy)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a line."""
@@ -43,7 +50,7 @@ class JsonLines:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["training_step"])
-    except (ValueError, KeyError, TypeError):  # the line that was being written when the process died
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # half a line: the process died there
         return float("inf")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fsdfm.files import read_lines
 from fsdfm.measure.rows import TokenRows
 from fsdfm.measure.sampling import Drawn
 
@@ -54,9 +55,8 @@ class Archive:
     def open(cls, file: Path) -> Archive:
         """A file that is there."""
         try:
-            with file.open(encoding="utf-8") as lines:
-                header = json.loads(lines.readline())
-        except (OSError, ValueError) as error:
+            header = json.loads(next(read_lines(file), ""))
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not a sample file ({error}); give one that --samples wrote") from error
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise ValueError(f"{file} is not a sample file; give one that --samples wrote")
@@ -141,13 +141,12 @@ class Archive:
 
     def _records(self, kind: str) -> Iterator[dict[str, Any]]:
         start = f'{{"kind": "{kind}"'  # what a line of this kind begins with: the others need not be parsed
-        with self.file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith(start) and line.endswith("\n"):
-                    try:
-                        yield json.loads(line)
-                    except ValueError as error:
-                        raise ValueError(f"{self.file} is damaged: a line is not JSON ({error})") from error
+        for line in read_lines(self.file):
+            if line.startswith(start) and line.endswith("\n"):
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{self.file} is damaged: a line is not JSON ({error})") from error
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsdfm.files import write_json
+from fsdfm.files import read_json, write_json
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Evaluation", "Measured", "Row", "load_evaluation", "save_evaluation"]
 
@@ -263,10 +263,10 @@ def save_evaluation(evaluation: Evaluation, file: Path) -> None:
 
 def load_evaluation(file: Path) -> Evaluation:
     """Read a result file; a ValueError says in one sentence what is wrong with it."""
+    if file.exists() and not file.is_file():
+        raise ValueError(f"cannot read {file}: it is not a plain file; give a file that `fsdfm evaluate` wrote")
     try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"it has more than {_LARGEST_FILE // 2**20} MiB, which no result file has")
-        return Evaluation.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return Evaluation.from_json(read_json(file, _LARGEST_FILE))
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}; give a file that `fsdfm evaluate` wrote") from error
     except json.JSONDecodeError as error:
@@ -275,8 +275,6 @@ def load_evaluation(file: Path) -> Evaluation:
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not text; give a file that `fsdfm evaluate` wrote") from error
-    except RecursionError as error:
-        raise ValueError(f"{file} is nested too deeply; give a file that `fsdfm evaluate` wrote") from error
     except ValueError as error:
         raise ValueError(f"{file} is not a result file: {error}") from error
 

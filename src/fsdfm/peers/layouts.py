@@ -12,7 +12,6 @@ tokenizer) becomes an inert stand-in. Tensors are memory-mapped and handed out o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fsdfm.files import read_json
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.model.dit import LARGEST_SIGMA, SMALLEST_SIGMA
 from fsdfm.model.layers import ROTARY_BASE
@@ -113,10 +113,28 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
+def _check_stored(content: Mapping[Any, Any], path: Path) -> None:
+    """Raise where tensors say to have more values than the file: a view may repeat one value without end."""
+    stored, said, waiting = dict[int, int](), 0, [content]
+    seen = set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            storage = part.untyped_storage()
+            stored[storage.data_ptr()] = storage.nbytes()
+            said += part.numel() * part.itemsize
+        elif isinstance(part, Mapping | list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            waiting.extend(part.values() if isinstance(part, Mapping) else part)
+    if said > 2 * sum(stored.values()):  # a head may share the embedding's values
+        raise ValueError(f"{path} describes {said} bytes of tensors and holds {sum(stored.values())}; get it again")
+
+
 def _tensors_of(content: Any, kind: EmaOrRaw | None, path: Path) -> tuple[dict[str, Tensor], EmaOrRaw]:
     """The named tensors of a .ckpt or .bin, averaged ones where there are any and nothing else is asked for."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds no weights; expected is a state dict or a Lightning checkpoint")
+    _check_stored(content, path)
     state = content.get("state_dict", content)
     raw = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     ema = content.get("ema")
@@ -176,12 +194,9 @@ def read_about(path: Path) -> About:
     """The facts in a peer's config.json; an absent file says nothing."""
     if not path.is_file():
         return About()
-    if path.stat().st_size > _LARGEST_CONFIG:
-        raise ValueError(f"{path} has more than {_LARGEST_CONFIG} bytes: no config")
     try:
-        record = json.loads(path.read_text("utf-8"))
-        return _about(record)
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, OSError) as error:
+        return _about(read_json(path, _LARGEST_CONFIG))
+    except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
         raise ValueError(f"{path} is no config of a peer ({error!s:.200})") from error
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from fsdfm import data
 from fsdfm.checkpoint import causal_over
 from fsdfm.config import FlowConfig, ModelSection, Recipe, SampleConfig
-from fsdfm.files import lock, replace_file
+from fsdfm.files import lock, replace_file, require_plain
 from fsdfm.learn import NextTokenConfig
 from fsdfm.learn.optim import EMA, Optimiser
 from fsdfm.learn.trainer import Hook, Trainer, TrainingState
@@ -165,6 +165,7 @@ def _save(out: Path) -> Hook:
 
 def _load(file: Path, trainer: Trainer) -> None:
     try:
+        require_plain(file)
         with safe_open(file, "pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
             numbers = json.loads((stored.metadata() or {})["numbers"])
@@ -172,7 +173,7 @@ def _load(file: Path, trainer: Trainer) -> None:
             name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")
         }
         trainer.ema.module.load_state_dict(average)
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:  # one of deep nesting, too
         raise ValueError(f"{file} cannot be resumed ({error}); remove it to begin anew") from error
     trainer.load(TrainingState({name: v for name, v in tensors.items() if not name.startswith("average.")}, numbers))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from fsdfm.checkpoint.folder import CHECKPOINTS, damage
 from fsdfm.checkpoint.hub import MODEL_FILES, read_hub_name, upload
 from fsdfm.demo.card import card_text
 from fsdfm.demo.hub_card import hub_card
-from fsdfm.files import read_text, write_text
+from fsdfm.files import read_json, read_text, write_text
 from fsdfm.measure.results import load_evaluation
 from fsdfm.model.weights import weights_sha256
 from fsdfm.run.weights import export
@@ -45,7 +44,7 @@ def stage(model: str | Path, out: Path, *, results: Sequence[Path] = ()) -> Path
     if (place / "training.json").exists():
         export(place, out)
         card = place / "README.md"
-        write_text(out / "README.md", card.read_text("utf-8") if card.exists() else (out / "README.md").read_text())
+        write_text(out / "README.md", read_text(card) if card.exists() else read_text(out / "README.md"))
     else:
         if problem := damage(place, ("model.safetensors", "tokenizer.json")):
             raise ValueError(f"{problem}; nothing was uploaded")
@@ -54,8 +53,8 @@ def stage(model: str | Path, out: Path, *, results: Sequence[Path] = ()) -> Path
             if (place / file).exists():
                 shutil.copyfile(place / file, out / file)
     files = list(results) or _stored_results(out)
-    text = card_text(out, files)[1] if files else (out / "README.md").read_text("utf-8")
-    config = json.loads(read_text(out / "config.json"))
+    text = card_text(out, files)[1] if files else read_text(out / "README.md")
+    config = read_json(out / "config.json")
     evaluations = [load_evaluation(file) for file in files]
     write_text(out / "README.md", hub_card(text, config, evaluations, name=out.name))
     return out

@@ -6,8 +6,10 @@ which any number of processes, one included, reads what it needs.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
+import pickletools
 import warnings
 from collections.abc import Mapping
 from pathlib import Path, PurePath
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdfm.files import read_bytes
 from fsdfm.runtime.processes import Processes, is_sharded, placed
 
 __all__ = ["INDEX", "load_shards", "save_shards"]
@@ -89,15 +92,21 @@ def _read_index(path: Path) -> Any:
     from torch.distributed.checkpoint.metadata import Metadata
 
     try:
-        if path.stat().st_size > _LARGEST_INDEX:
-            raise ValueError(f"it has {path.stat().st_size} bytes, allowed are {_LARGEST_INDEX}")
-        with path.open("rb") as file:
-            metadata = _Index(file).load()
+        program = read_bytes(path, _LARGEST_INDEX)
+        _check_places(program)
+        metadata = _Index(io.BytesIO(program)).load()
     except (ValueError, pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError) as error:
         raise ValueError(f"{path} cannot be used: {str(error)[:200]}; this is no training state of fsdfm") from error
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{path} describes no tensors; this is no training state of fsdfm")
     return metadata
+
+
+def _check_places(program: bytes) -> None:
+    """Raise where a pickle notes a value at a place that is larger than itself: room is made up to there at once."""
+    for code, place, _ in pickletools.genops(program):
+        if "PUT" in code.name and not (isinstance(place, int) and 0 <= place <= len(program)):
+            raise ValueError(f"it notes a value at the place {place!r:.80} and has {len(program)} bytes")
 
 
 def _check(folder: Path, metadata: Any) -> None:
@@ -115,6 +124,8 @@ def _check(folder: Path, metadata: Any) -> None:
     described = 0
     for entry in metadata.state_dict_metadata.values():
         size, kind = getattr(entry, "size", ()), getattr(getattr(entry, "properties", None), "dtype", None)
+        if not isinstance(size, tuple) or any(type(axis) is not int or axis < 0 for axis in size):
+            raise ValueError(f"{folder / INDEX} describes a tensor of the size {size!r:.80}; get it again")
         described += math.prod(size) * (kind.itemsize if isinstance(kind, torch.dtype) else 0)
     if described > stored:
         raise ValueError(

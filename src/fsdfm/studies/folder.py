@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdfm.files import InUseError, lock, replace_file, write_json
+from fsdfm.files import InUseError, lock, read_json, replace_file, write_json
 
 __all__ = ["CellValue", "StudyFolder"]
 
 _SECONDS_BETWEEN_TRIES = 0.05
+_LARGEST_CELL = 2**28  # bytes
 
 CellValue = dict[str, Any]
 """What a cell computed, as JSON holds it."""
@@ -51,7 +52,7 @@ class StudyFolder:
         """What a finished cell holds."""
         file = self.file(name)
         try:
-            found: CellValue = dict(json.loads(file.read_text(encoding="utf-8")))
+            found: CellValue = dict(read_json(file, _LARGEST_CELL))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{file} cannot be read ({error}); remove it, and the same command computes it anew"
@@ -85,7 +86,7 @@ class StudyFolder:
                 raise ValueError(f"{self.path} holds cells without their setting.json; choose another folder")
             return {}
         try:
-            found = dict(json.loads(file.read_text(encoding="utf-8")))
+            found = dict(read_json(file))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"{file} cannot be read ({error}); remove the folder, or choose another") from error
         for key, value in said.items():

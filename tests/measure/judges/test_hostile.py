@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -123,3 +124,27 @@ def test_what_is_loaded_has_its_weights() -> None:
     assert not any(p.is_meta for p in CausalModel(CONFIG).parameters())
     with torch.device("meta"):
         assert all(p.is_meta for p in CausalModel(CONFIG).parameters())
+
+
+def test_tensors_do_not_share_bytes() -> None:
+    """A thousand blocks over the same bytes took a thousand times the memory of the file."""
+    data = np.zeros(256, np.uint8)
+    for other in (0, 32):  # the same bytes, half of them
+        file = GgufFile("a.gguf", data, {}, {"a": ((16,), 0, 0), "b": ((16,), 0, other), "c": ((16,), 0, 128)})
+        with pytest.raises(ValueError, match="not for it alone"):
+            file.tensor("a")
+        assert file.tensor("c").shape == (16,)
+
+
+def test_the_end_of_a_header_is_known(tmp_path: Path) -> None:
+    """A file with holes has as many bytes as it says: values of nothing were read for hours."""
+    (tmp_path / "a.gguf").write_bytes(gguf(values=text("a") + struct.pack("<IIQ", 9, 0, 2**31), num_values=1))
+    os.truncate(tmp_path / "a.gguf", 2**32)
+    with pytest.raises(ValueError, match="does not fit the file|beyond the end"):
+        read_gguf(tmp_path / "a.gguf")
+
+
+def test_a_judge_is_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    with pytest.raises(ValueError, match="not a plain file"):
+        read_gguf(tmp_path / "a.gguf")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 from fsdfm.checks import require_whole
+from fsdfm.files import require_plain
 from fsdfm.measure.judges.scoring import TokenJudge
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.model.layers import Cache
@@ -31,6 +34,7 @@ __all__ = ["LONGEST_CONTEXT", "GgufFile", "judge_details", "llama_judge", "read_
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LARGEST_HEADER = 2**26  # bytes; a vocabulary of 262,144 tokens takes some six million
 LONGEST_CONTEXT = 8192  # a context beyond this buys nothing here and costs memory
 _ROTARY_BASE = 10000.0
 _ROWS_AT_ONCE = 4096  # rows of a tensor that are dequantised at a time
@@ -70,6 +74,16 @@ class GgufFile:
             and not any(name.endswith(".bias") for name in self.tensors)
         )
 
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return sorted(offset for _, _, offset in self.tensors.values())
+
+    def _room(self, offset: int) -> int:
+        """Bytes up to the next tensor; none where two begin: tensors that share bytes would take memory without end."""
+        first, behind = bisect_left(self._offsets, offset), bisect_right(self._offsets, offset)
+        end = self._offsets[behind] if behind < len(self._offsets) else len(self.data)
+        return min(end, len(self.data)) - offset if behind == first + 1 else 0
+
     def tensor(self, name: str) -> Tensor:
         """A tensor, dequantised to float32."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -80,8 +94,8 @@ class GgufFile:
         block, size = GGML_QUANT_SIZES[quantisation]
         row = shape[-1] // block * size
         count = row * math.prod(shape[:-1])
-        if not 0 < count <= len(self.data) - offset:
-            raise ValueError(f"the tensor {name} has {count} bytes at {offset}, which the file does not")
+        if not 0 < count <= self._room(offset):
+            raise ValueError(f"the tensor {name} has {count} bytes at {offset}, which the file has not for it alone")
         raw = self.data[offset : offset + count].reshape(-1, row)
         values = np.empty((len(raw), shape[-1]), dtype=np.float32)
         for start in range(0, len(raw), _ROWS_AT_ONCE):
@@ -95,7 +109,7 @@ class _Reader:
     """Numbers and strings of a GGUF header, one after the other."""
 
     def __init__(self, data: npt.NDArray[np.uint8]):
-        self.data, self.at = data.data, 0
+        self.data, self.at = data[:_LARGEST_HEADER].data, 0
 
     def number(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
@@ -136,6 +150,8 @@ def read_gguf(*parts: str | Path) -> GgufFile:
     """
     path = Path(parts[0])
     try:
+        for part in parts:
+            require_plain(Path(part))
         pieces = [np.memmap(part, dtype=np.uint8, mode="r") for part in parts]
         data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         reader = _Reader(data)

@@ -42,7 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdfm.files import replace_file, write_text
+from fsdfm.files import read_text, replace_file, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.claims import claims_table, headline_table
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_documents"]
 
+_LARGEST = 2**24  # bytes of a document
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+)(?: over (\S+))?( alone)? -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _PICTURE = re.compile(r"<!-- picture ([a-z-]+) ([^>]*?) -->\n!\[[^\]]*\]\(([^)\s]+\.png)\)")
@@ -100,7 +101,7 @@ def write_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
     stale = stale_documents(files, folder)
     for file in files:
         if file in stale:
-            write_text(file, fill_blocks(file.read_text(encoding="utf-8"), folder))
+            write_text(file, fill_blocks(read_text(file, _LARGEST), folder))
         for picture in _pictures(file, folder):
             if picture.is_stale:
                 picture.draw()
@@ -108,7 +109,7 @@ def write_documents(documents: Iterable[Path], folder: Path) -> list[Path]:
 
 
 def _differs(file: Path, folder: Path) -> bool:
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file, _LARGEST)
     try:
         return fill_blocks(text, folder) != text
     except ValueError as error:
@@ -149,7 +150,7 @@ class _Picture:
 
 def _pictures(document: Path, folder: Path) -> list[_Picture]:
     """The pictures of result files in a document; code blocks are left out."""
-    text = document.read_text(encoding="utf-8")
+    text = read_text(document, _LARGEST)
     found = []
     for part in _FENCED.split(text):
         for kind, names, target in [] if part.startswith("```") else _PICTURE.findall(part):
@@ -182,7 +183,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 def _section(found: re.Match[str], folder: Path) -> str:
     begin, name, heading, _, end = found.groups()
     try:
-        report = (folder / name).read_text(encoding="utf-8")
+        report = read_text(folder / name, _LARGEST)
     except OSError as error:
         raise ValueError(f"cannot read {folder / name}: {error.strerror}; copy the study's report there") from error
     parts = {head.strip(): body for head, _, body in (part.partition("\n") for part in report.split("\n## ")[1:])}
