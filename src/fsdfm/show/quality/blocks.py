@@ -42,7 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdfm.files import read_text, replace_file, write_text
+from fsdfm.files import read_bytes, read_text, replace_file, write_text
 from fsdfm.measure.results import Evaluation, Measured, Row, load_evaluation
 from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.claims import claims_table, headline_table
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_blocks", "join_evaluations", "stale_documents", "write_documents"]
 
-_LARGEST = 2**24  # bytes of a document
+_LARGEST = 2**24  # bytes of a document or its picture
 _TABLE = re.compile(r"(<!-- results ([a-z-]+) ([^>]*?) ?-->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 _NUMBER = re.compile(r"(<!-- number (\S+) (\S+) (\w+)(?: over (\S+))?( alone)? -->)(.*?)(<!-- /number -->)", re.DOTALL)
 _PICTURE = re.compile(r"<!-- picture ([a-z-]+) ([^>]*?) -->\n!\[[^\]]*\]\(([^)\s]+\.png)\)")
@@ -136,7 +136,7 @@ class _Picture:
     @property
     def is_stale(self) -> bool:
         """Whether the file is missing or was drawn from other numbers."""
-        return not self.file.is_file() or self.digest.encode() not in self.file.read_bytes()
+        return not self.file.is_file() or self.digest.encode() not in read_bytes(self.file, _LARGEST)
 
     def draw(self) -> None:
         """Draw it; the digest stands in the PNG as a text."""
