@@ -111,6 +111,7 @@ def test_what_cannot_be_is_an_error(strategy, processes, sentence):
         tokens_per_second(work, 0)
 
 
+@pytest.mark.slow
 def test_every_line_fits_a_terminal_of_80_columns(monkeypatch):
     console = Console(width=80, file=io.StringIO())
     monkeypatch.setattr(planning, "console", console)

@@ -81,6 +81,7 @@ def test_an_unbounded_entropy_is_one_call_of_ours() -> None:
     assert total_variation(run(scheduler, path, p_1, 1), ours) < CHANCE
 
 
+@pytest.mark.slow
 def test_block_refinement_is_lladas_order() -> None:
     path, p_1 = world("mask", PolynomialSchedule(1), vocab=3)
     scheduler = diffusers.BlockRefinementScheduler(threshold=2.0)

@@ -57,6 +57,7 @@ def test_temperatures_are_swept_and_controls_measured_unless_told_otherwise(file
     assert other.rows[0].metrics == found.rows[0].metrics
 
 
+@pytest.mark.slow
 def test_a_report_is_written_beside_the_tables(files, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "report"

@@ -217,6 +217,7 @@ def test_a_crash_just_before_the_rename_needs_no_work(tmp_path: Path) -> None:
     assert len(make(Unread(STORY.documents), BYTES, tmp_path / "d").starts) == 32
 
 
+@pytest.mark.slow
 def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "big.txt"
     text.write_text("".join(f"Sentence {i} of a longer text.\n" for i in range(60_000)))

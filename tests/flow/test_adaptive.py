@@ -85,6 +85,7 @@ def exact_law(rule: CertainTurns, steps: int):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [CertainTurns(), CertainTurns(returns=False), CertainTurns(bound=0.9)])
 def test_the_sampler_draws_from_the_enumerated_law(rule):
     law = exact_law(rule, 3)

@@ -82,6 +82,7 @@ assert (os.read(read, 9), os.waitpid(child, 0)[1]) == (b"same", 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_of_a_fork_writes_the_same_text(tmp_path):
     folder = save_model(tmp_path / "model", random_bundle())

@@ -34,6 +34,7 @@ def test_one_canvas_is_the_path_loss_without_context():
     assert objective.network == {"canvas": 8, "window": None}
 
 
+@pytest.mark.slow
 def test_a_canvas_learns_to_copy_the_one_before():
     """Rows that repeat one canvas: with context the loss falls below what a canvas alone can know."""
     torch.manual_seed(0)

@@ -141,6 +141,7 @@ def test_the_start_of_a_repair_is_an_argument():
         assert (0.75 in times) == (start is None)
 
 
+@pytest.mark.slow
 def test_a_collapsed_sampler_is_flagged_and_an_honest_one_is_not():
     collapsed = evaluate(
         known_bundle(wants(97), length=LENGTH), Data(real_rows()), judge(), options=options(steps=(2,))
@@ -246,6 +247,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_it_is_the_same_file(tmp_path):
     bundle, data = random_bundle(length=LENGTH), Data(real_rows())
     asked = options(matched=(MatchTarget(4.0, 4.0),), frontier=(0.7,), steps=(1,), pilot=3)
@@ -353,6 +355,7 @@ def test_the_frontier_rises_with_the_temperature():
     assert "token_perplexity" in hot.metrics
 
 
+@pytest.mark.slow
 def test_another_judge_scores_the_same_samples(tmp_path):
     bundle = random_bundle(length=LENGTH)
     header = {

@@ -129,6 +129,7 @@ def test_top_p_keeps_the_token_that_crosses_it() -> None:
     torch.testing.assert_close(filter_logits(tied, DreamRule(temperature=0.5)), tied * 2)
 
 
+@pytest.mark.slow
 def test_only_the_original_rule_reaches_the_law() -> None:
     """`origin` converges to p_1 with the calls. The others do not: floor(m w) leaves two positions to the last call."""
     found = [law_distance(DreamRule(temperature=1.0), steps) for steps in (1, 3, 16)]

@@ -115,6 +115,7 @@ def _setting(**values):
     return AblationSetting(**values)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_done_again_and_what_two_factors_share_is_done_once(files, together, monkeypatch):
     first = ablate(files, "scalar", together)
     monkeypatch.setattr(models, "train", lambda *a, **k: pytest.fail("trained again"))
@@ -123,6 +124,7 @@ def test_what_is_finished_is_not_done_again_and_what_two_factors_share_is_done_o
     assert ablate(files, "scalar", together).markdown == first.markdown
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(files, together, tmp_path, monkeypatch):
     whole = ablate(files, "start", together)
     real, calls = models.run_evaluation, []

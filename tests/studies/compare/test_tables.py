@@ -76,6 +76,7 @@ def test_a_control_that_is_fooling_the_judge_marks_every_table() -> None:
     assert UNKNOWN in compare_report(chosen, without, SETTING).markdown
 
 
+@pytest.mark.slow
 def test_verdicts_are_counted_over_all_peers_with_a_frontier() -> None:
     found = {variant.name: evaluation(variant, n) for n, variant in enumerate(VARIANTS)}
     record = compare_report(VARIANTS, found, SETTING).record["matched"]
