@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fsdfm.flow import MixturePath
 from fsdfm.measure.statistics import Interval, student_mean
@@ -77,6 +78,15 @@ def _place(folder: StudyFolder, name: str) -> Path:
     return folder.path / "models" / name
 
 
+def _laid_out(
+    network: BoardNetwork, method: BoardMethod, puzzles: Mapping[Difficulty, Sequence[Puzzle]]
+) -> tuple[MixturePath, list[Puzzle], Tensor]:
+    """The method's path, the boards of all difficulties one after the other, and their givens."""
+    path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
+    boards = [puzzle for found in puzzles.values() for puzzle in found]
+    return path, boards, torch.from_numpy(np.array([puzzle.givens for puzzle in boards]))
+
+
 def _score(
     network: BoardNetwork,
     method: BoardMethod,
@@ -87,9 +97,7 @@ def _score(
     seed: int,
 ) -> dict[Difficulty, dict[str, float]]:
     """The share of boards solved and of empty cells right, by difficulty; all are filled in together."""
-    path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
-    boards = [puzzle for found in puzzles.values() for puzzle in found]
-    givens = torch.from_numpy(np.array([puzzle.givens for puzzle in boards]))
+    path, boards, givens = _laid_out(network, method, puzzles)
     noise = Noise(seed, range(len(boards)))
     filled = fill_boards(network, path, givens, steps=steps, rule=rules_of(method)[rule], noise=noise)
     sizes = [len(found) for found in puzzles.values()]
@@ -110,9 +118,7 @@ def _score_adaptive(
     seed: int,
 ) -> dict[Difficulty, dict[str, float]]:
     """The share of boards solved and the mean calls that they took, at most `steps`, by difficulty."""
-    path = MixturePath(make_source(method.source, round(network.num_digits**0.5)))
-    boards = [puzzle for found in puzzles.values() for puzzle in found]
-    givens = torch.from_numpy(np.array([puzzle.givens for puzzle in boards]))
+    path, boards, givens = _laid_out(network, method, puzzles)
     noise = Noise(seed, range(len(boards)))
     filled, calls = fill_counting(network, path, givens, steps=steps, rule=adaptive_rules_of(method)[rule], noise=noise)
     sizes = [len(found) for found in puzzles.values()]
