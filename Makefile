@@ -65,14 +65,16 @@ bench: $(STAMP) ## every benchmark; writes bench-results/*.json
 
 # Both models from public parts. STORIES is a folder with train.txt, synthetic.txt, valid.txt (stories parted by
 # <|endoftext|>) and llama2.c's stories15M.bin and tokenizer.bin. What was interrupted resumes. About four hours of one core
-# for the parent and an hour and a half for the child; PARENT=parent begins the child from the embedded parent.
+# for the parent and an hour and a quarter for each of the child's two runs; PARENT=parent begins them from the embedded parent.
 STORIES ?= stories
 PARENT  ?= models/parent
 models: $(STAMP) ## parent and child by their recipes, from the files in STORIES; hours
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-dfm 'data.inputs=["train.txt", "synthetic.txt"]' data.max_documents=none
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-dfm --out models/parent --half
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-causal model.parent=$(PARENT)
-	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-causal --out models/fewstep --half
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-causal --out models/causal --half
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm train stories-onpolicy model.parent=models/causal
+	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-onpolicy --out models/fewstep --half
 
 # What is measured with is not part of the package: say where it is. The same command resumes; EXTRA="--processes 2" halves it.
 # Result files of weights that no longer ship are removed first, so that new weights need no other command. For the parent:
