@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -173,6 +173,10 @@ def compare(
     separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
     workers: WorkersOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="Of all trainings and samples; bfloat16 where the machine multiplies it quickly."),
+    ] = "float32",
 ) -> None:
     """Compare with the peers at equal calls: same base, text and tokens for all; the same command resumes."""
     given = dict(locals())

@@ -83,7 +83,7 @@ def _train(name: str, files: CompareFiles, setting: CompareSetting) -> dict[str,
     if training.repeats is not None:
         rows = -(-_steps(training, setting) * setting.batch_size // training.repeats)
         config = replace(_PAIRS, num=rows, length=setting.length, seed=setting.seed)
-        runtime = RuntimeConfig(device=files.device, threads=1)
+        runtime = RuntimeConfig(device=files.device, threads=1, precision=setting.precision)
         start, quiet = _start(training, files), Console(quiet=True)
         make_timed_pairs(start, files.corpus, files.pairs(name), config=config, runtime=runtime, console=quiet)
         overrides.append(f"data.pairs={quoted(files.pairs(name))}")
@@ -109,6 +109,7 @@ def recipe_overrides(training: PeerTraining, files: CompareFiles, setting: Compa
         "train.keep=1",
         f"runtime.device={files.device}",
         "runtime.threads=1",
+        f"runtime.precision={setting.precision}",
         *training.overrides,
     ]
 
@@ -144,6 +145,7 @@ def _measure(variant: SystemRow, files: CompareFiles, setting: CompareSetting) -
         json=files.rows(variant.name),
         device=files.device,
         threads=1,
+        precision=setting.precision,
     )
     return measure_model(request)
 

@@ -18,7 +18,7 @@ from fsdfm.measure.judges import make_judge
 from fsdfm.measure.results import Evaluation
 from fsdfm.studies.ablation.setting import base_facts, text_sha256
 from fsdfm.studies.compare.cells import cells_of, compute_cell, measured, needed_trainings, recipe_overrides
-from fsdfm.studies.compare.setting import FULL, QUICK, CompareFiles, CompareScale, CompareSetting
+from fsdfm.studies.compare.setting import FULL, QUICK, CompareFiles, ComparePrecision, CompareScale, CompareSetting
 from fsdfm.studies.compare.systems import TRAININGS, SystemRow, chosen_variants
 from fsdfm.studies.compare.tables import compare_report
 from fsdfm.studies.report import StudyReport
@@ -46,6 +46,7 @@ class CompareRequest:
     separator: str = SEPARATOR
     workers: int | None = None
     device: str = "auto"
+    precision: ComparePrecision = "float32"
 
 
 def run_compare(request: CompareRequest, *, console: Console | None = None) -> StudyResults:
@@ -109,6 +110,7 @@ def _prepare(
         seed=request.seed,
         separator=request.separator,
         weights={name: file_sha256(find_model(folder) / "config.json") for name, folder in weights.items()},
+        precision=request.precision,
         **asdict(scale),
     )
     files = CompareFiles(

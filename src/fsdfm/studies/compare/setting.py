@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from fsdfm.data import SEPARATOR
 
-__all__ = ["FULL", "QUICK", "CompareFiles", "CompareScale", "CompareSetting"]
+__all__ = ["FULL", "QUICK", "CompareFiles", "ComparePrecision", "CompareScale", "CompareSetting"]
+
+ComparePrecision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class CompareSetting:
     seed: int = 0
     separator: str = SEPARATOR
     weights: Mapping[str, str] = field(default_factory=dict)
+    precision: ComparePrecision = "float32"  # of matrix products, in training and in sampling; a judge has its own
 
     @property
     def tokens(self) -> int:

@@ -70,8 +70,8 @@ def _about(variants: Sequence[SystemRow], found: _Found, setting: CompareSetting
         )
     marks = _marks(variants, found)
     return [
-        f"{trained} {setting.num} texts of "
-        f"{setting.length} tokens per row, judge {first.judge.get('name')}, seed {setting.seed}; entropy in bits per "
+        f"{trained} {setting.num} texts of {setting.length} tokens per row, {setting.precision}, "
+        f"judge {first.judge.get('name')}, seed {setting.seed}; entropy in bits per "
         f"text. {_FLAG}: entropy or distinct-n leave the band of real text, so the perplexity does not stand alone. z: "
         "distances to real text (style; n-grams) in deviations of real text from itself. "
         + (f"{BLIND}: text without sense fools this metric, see the controls." if marks.measured else f"{UNKNOWN}."),
