@@ -78,7 +78,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def summary(value: Any) -> Any:
-    """A value as JSON: small tensors whole, large ones by their shape, norm and three directions."""
+    """A value as JSON: small tensors whole, large ones by their norm and three directions, all with shape and dtype."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
@@ -86,7 +86,8 @@ def summary(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _array(value.detach().cpu().to_dense() if value.is_sparse else value.detach().cpu())
     if isinstance(value, np.ndarray | np.generic):
-        return _array(torch.as_tensor(np.asarray(value).astype(np.float64 if value.dtype.kind == "f" else np.int64)))
+        whole = np.asarray(value).astype(np.float64 if value.dtype.kind == "f" else np.int64)
+        return _array(torch.as_tensor(whole), str(value.dtype))
     if isinstance(value, bytes):
         return hashlib.sha256(value).hexdigest()[:16]
     if isinstance(value, torch.nn.Module):
@@ -105,8 +106,8 @@ def summary(value: Any) -> Any:
     return type(value).__name__ if callable(value) or type(value).__str__ is object.__str__ else str(value)
 
 
-def _array(x: torch.Tensor) -> Any:
-    shape, flat = list(x.shape), x.flatten()
+def _array(x: torch.Tensor, kind: str = "") -> Any:
+    shape, flat = f"{list(x.shape)} {kind or str(x.dtype).removeprefix('torch.')}", x.flatten()
     if not x.is_floating_point():
         whole = flat.to(torch.int64)
         digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()[:16]
@@ -115,7 +116,7 @@ def _array(x: torch.Tensor) -> Any:
     odd, flat = " ".join(map(str, flat[~flat.isfinite()].tolist()[:_FEW])), torch.nan_to_num(flat, 0.0, 0.0, 0.0)
     place = torch.arange(1, len(flat) + 1, dtype=torch.float64)
     shown = flat if len(flat) <= _FEW else torch.stack([flat @ torch.cos(place * step) for step in (0.0, 0.7, 2.1)])
-    return [f"~{shape}{odd}", float(flat.norm()), *shown.tolist()]
+    return [f"~{shape} {odd}".strip(), float(flat.norm()), *shown.tolist()]
 
 
 def differences(found: Any, kept: Any, where: str = "") -> Iterator[str]:
@@ -134,7 +135,7 @@ def differences(found: Any, kept: Any, where: str = "") -> Iterator[str]:
                 if not size or not place
                 else _apart(one, other, size, f"{where}[{place}]")
             )
-    elif isinstance(found, float) and isinstance(kept, float | int):
+    elif isinstance(found, float) and isinstance(kept, float):
         yield from _apart(found, kept, max(abs(found), abs(kept)), where)
     elif found != kept or type(found) is not type(kept):
         yield f"{where}: {found!r}, was {kept!r}"

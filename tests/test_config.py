@@ -247,6 +247,16 @@ def test_a_recipe_may_name_plugins(tmp_path, monkeypatch):
             load_recipe("tiny-dfm", [f"plugins={name}"])
 
 
+def test_a_name_that_ships_means_no_file_of_this_folder(tmp_path, monkeypatch):
+    """A stranger's folder may hold a file `tiny-dfm` that names a plugin beside it: its code would run."""
+    (tmp_path / "a_strangers_module.py").write_text("raise SystemExit('it ran')\n")
+    (tmp_path / "tiny-dfm").write_text('plugins = ["a_strangers_module"]\n')
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("tiny-dfm").plugins == ()
+    assert find_recipe("./tiny-dfm") == Path("tiny-dfm")
+    assert find_recipe(tmp_path / "tiny-dfm") == tmp_path / "tiny-dfm"
+
+
 def test_a_runs_own_recipe_imports_nothing(tmp_path, monkeypatch):
     """The folder of a run may come from a stranger: only the recipe that the user names runs code."""
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,9 @@
 """Random edits that make the code wrong, drawn by a seed from the source alone, as lines for tests/mutants.toml.
 
     python tools/draw_mutants.py --seed 3 --num 130
+    python tools/draw_mutants.py --seed 3 --num 130 --covered .coverage    tests that run the line before all others
 
+The second needs what `COVERAGE_FILE=.coverage pytest --cov=src/fsdfm --cov-context=test tests/*/test_pinned.py` notes.
 A line of the source is drawn, then one of the faults that can be put into it: another sign or operator, operands
 swapped or one left out, a bound moved by one, a condition turned round, a call or an argument left out, a number
 changed, a statement forgotten. Packages have fixed shares. No test is looked at. Messages, annotations, progress bars
@@ -19,6 +21,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS, MOST = ROOT / "src" / "fsdfm", ROOT / "tests", 8
@@ -328,6 +332,17 @@ def draw(seed: int, num: int) -> Iterator[tuple[str, str, str]]:
             yield path.relative_to(SOURCE).as_posix(), *made
 
 
+def covered(file: str, old: str, data: CoverageData) -> str:
+    """The tests of a run under coverage that ran a text of a file, its own package's first, then the short ones."""
+    path = SOURCE / file
+    text = path.read_text("utf-8")
+    first = text[: text.index(old)].count("\n") + 1
+    ran = data.contexts_by_lineno(str(path))
+    tests = {name for line in range(first, first + old.count("\n") + 1) for name in ran.get(line, ()) if "|" in name}
+    names = {test.partition("|")[0].removeprefix("tests/") for test in tests}
+    return " ".join(sorted(names, key=lambda name: (not name.startswith(file.partition("/")[0]), name)))
+
+
 def related(file: str) -> str:
     """The fast tests that may notice an edit of a file: what its package has pinned, its own, those that import it."""
     package, _, module = file.removesuffix(".py").rpartition("/")
@@ -375,11 +390,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--num", type=int, default=100)
     parser.add_argument("--only", nargs="*", default=[], help="these packages alone")
+    parser.add_argument("--covered", type=Path, help="a data file of coverage with a context per test")
     asked = parser.parse_args()
     for package in set(SHARES) - set(asked.only or SHARES):
         del SHARES[package]
-    for each in draw(asked.seed, asked.num):
-        sys.stdout.write(json.dumps([*each, related(each[0])], ensure_ascii=False) + ",\n")
+    data = CoverageData(str(asked.covered)) if asked.covered else None
+    if data is not None:
+        data.read()
+    for file, old, new in draw(asked.seed, asked.num):
+        tests = related(file)
+        if data is not None and (near := covered(file, old, data)):
+            tests = f"{near}\n{tests}"
+        sys.stdout.write(json.dumps([file, old, new, tests], ensure_ascii=False) + ",\n")
 
 
 if __name__ == "__main__":

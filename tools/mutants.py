@@ -5,10 +5,12 @@
     python tools/mutants.py --jobs 2 --again        two at a time; also those whose verdict is known
 
 An edit is [file under src/fsdfm, old text, new text, tests]: the old text stands there once; tests are files or folders
-under tests, and pytest's own options. It is tried in a copy of the source, on its fast tests, to the first failure; a
-process that has imported torch is forked for it. The test that failed, or those that did not end, must pass without
-the edit, else they would say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as long as the edit, its file
-and its tests are the same: a run that was stopped resumes. The tree itself is never written to.
+under tests, and pytest's own options; a line each where some are to be run before others. It is tried on its fast
+tests, to the first failure, in a process that is forked from one that has imported everything: an edit within functions
+replaces their code there, another one is imported from a copy of the source. The test that failed, or those that did
+not end, must pass without the edit, else they would say nothing. Verdicts are kept (.mutants/results.jsonl) and hold as
+long as the edit, its file and its tests are the same: a run that was stopped resumes. The tree itself is never written
+to.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
+import gc
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import os
+import pkgutil
 import py_compile
 import shlex
 import shutil
@@ -33,6 +38,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +56,6 @@ _ONLY = (
 )
 _SAID = {0: "passed", 5: "nothing"}  # by pytest's exit code; 5: no test was run
 _VERDICT = {"passed": "SURVIVED", "failed": "caught", "timeout": "timeout"}
-_OWN = ("fsdfm.cli.training", "fsdfm.run", "fsdfm.peers", "fsdfm.measure.evaluation", "fsdfm.serve.server")
 _TOGETHER = 25  # tests of one process, where no edit is
 _NOTICED = ("caught", "timeout")  # an edit that makes a test wait for ever is noticed, too
 
@@ -71,21 +76,26 @@ class Edit:
         """Whether it changes anything; else it is tests alone."""
         return self.old != self.new
 
-    def words(self) -> list[str]:
-        """What pytest is told: paths that exist are taken under tests."""
+    def runs(self) -> list[list[str]]:
+        """What pytest is told, run after run: paths that exist are taken under tests."""
         if not self.file:
-            return ["--maxfail=0", *self.tests.splitlines()]
-        return [str(TESTS / word) if (TESTS / word).exists() else word for word in shlex.split(self.tests)]
+            return [["--maxfail=0", *self.tests.splitlines()]]
+        return [[_under_tests(word) for word in shlex.split(line)] for line in self.tests.splitlines()]
 
     def key(self) -> str:
         """Changes with the edit, its file and its tests."""
         digest = hashlib.sha256(json.dumps(asdict(self)).encode())
         paths = [SOURCE / self.file] if self.file else []
-        for path in (Path(word.partition("::")[0]) for word in self.words()):
+        for path in (Path(word.partition("::")[0]) for words in self.runs() for word in words):
             paths += sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []
         for path in paths:
             digest.update(path.read_bytes())
         return digest.hexdigest()[:24]
+
+
+def _under_tests(word: str) -> str:
+    file, mark, test = word.partition("::")
+    return f"{TESTS / file}{mark}{test}" if (TESTS / file).exists() else word
 
 
 @dataclass
@@ -127,7 +137,7 @@ class Copy:
         self.passed.unlink(missing_ok=True)
         self.process = os.fork()
         if self.process == 0:
-            _run_tests(self, edit.words())
+            _run_tests(self, edit)
 
     def poll(self) -> tuple[str, str] | None:
         """What the tests say and why, once they have ended; None before."""
@@ -173,7 +183,7 @@ class _Witness:
             self.pytest_runtest_logreport(report)
 
 
-def _run_tests(copy: Copy, words: Sequence[str]) -> None:
+def _run_tests(copy: Copy, edit: Edit) -> None:
     """In a forked process: pytest on this source; does not return."""
     code, source = 1, copy.place / "src"
     try:
@@ -185,10 +195,15 @@ def _run_tests(copy: Copy, words: Sequence[str]) -> None:
         os.environ |= {"PYTHONPATH": f"{source}{os.pathsep}{TESTS}", "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True  # an edit of the same length in the same second would be read from the old one
         sys.path[:0] = [str(source), str(TESTS)]
+        if edit.file and not _replace_code(edit):
+            _forget(SOURCE, TESTS)  # and import it anew, from the copy
         import pytest
 
         witness = _Witness()
-        code = int(pytest.main([*_ONLY, *words], plugins=[witness]))
+        for words in edit.runs():
+            code = int(pytest.main([*_ONLY, *words], plugins=[witness]))
+            if code not in _SAID:
+                break
         copy.passed.write_text("".join(f"{test}\n" for test, passed in witness.passed.items() if passed), "utf-8")
         sys.stdout.write(f"\n{witness.failed}\n" if witness.failed else "")
     except BaseException:
@@ -197,6 +212,61 @@ def _run_tests(copy: Copy, words: Sequence[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _replace_code(edit: Edit) -> bool:
+    """Give the functions of this process the code of an edit; False: it changes more than what functions do."""
+    path = SOURCE / edit.file
+    text = path.read_text("utf-8")
+    if "numba" in text:  # which compiles a file and keeps that
+        return False
+    try:
+        old, new = (compile(each, str(path), "exec") for each in (text, text.replace(edit.old, edit.new)))
+        changed = {_key(before): (after, outermost) for before, after, outermost in _changed(old, new)}
+    except (SyntaxError, LookupError):
+        return False
+    found = [each for each in gc.get_objects() if type(each) is FunctionType and _key(each.__code__) in changed]
+    here = {_key(each.__code__): len(each.__code__.co_freevars) for each in found}
+    if not changed or any(key not in here and outermost for key, (_, outermost) in changed.items()):
+        return False
+    if any(len(changed[key][0].co_freevars) != free for key, free in here.items()):
+        return False
+    for function in found:
+        function.__code__ = changed[_key(function.__code__)][0]
+    return True
+
+
+def _changed(old: CodeType, new: CodeType, *, outermost: bool = True) -> Iterator[tuple[CodeType, CodeType, bool]]:
+    """Functions whose code is another, what it becomes, and whether they stand in no function themselves."""
+    inner = [[each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new)]
+    is_function, same = bool(old.co_flags & inspect.CO_OPTIMIZED), _own(old) == _own(new)
+    if not same and not is_function:
+        raise LookupError
+    below = [
+        each
+        for before, after in (zip(*inner, strict=True) if len(inner[0]) == len(inner[1]) else ())
+        for each in _changed(before, after, outermost=outermost and not is_function)
+    ]
+    if is_function and (below or not same):
+        yield old, new, outermost
+    yield from below
+
+
+def _own(code: CodeType) -> tuple[object, ...]:
+    """What a piece of code does, without its lines and without what functions within it do."""
+    values = [repr(each) if not isinstance(each, CodeType) else each.co_name for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, values
+
+
+def _key(code: CodeType) -> tuple[object, ...]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno, code.co_code, code.co_names
+
+
+def _forget(*places: Path) -> None:
+    """Import what is in these folders anew."""
+    for name, module in list(sys.modules.items()):
+        if any(str(getattr(module, "__file__", None)).startswith(f"{place}{os.sep}") for place in places):
+            del sys.modules[name]
 
 
 @dataclass
@@ -325,15 +395,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _import_once() -> None:
-    """Import what every test needs and what takes seconds, other people's packages: forked processes have it."""
+    """Import what tests need and what takes seconds: forked processes have it."""
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, str(SOURCE.parent))
-    for name in ("pytest", "hypothesis.strategies", "scipy.stats", "typer.testing", "PIL.Image", *_OWN):
+    modules = [each.name for each in pkgutil.walk_packages([str(SOURCE)], "fsdfm.") if "__" not in each.name]
+    for name in ("pytest", "hypothesis.strategies", "scipy.stats", "typer.testing", "PIL.Image", *modules):
         with contextlib.suppress(ImportError):  # an optional package is missing: its tests are skipped
             importlib.import_module(name)
     sys.path.remove(str(SOURCE.parent))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fsdfm"]:
-        del sys.modules[name]  # which each takes from its own copy
 
 
 def main() -> int:

@@ -227,12 +227,11 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The file of a recipe, by its path or its name."""
+    """The file of a recipe, by its path or its name; a name that ships is no file of the current folder."""
+    if str(name) in recipe_names():  # whatever lies here: a recipe may name plugins, whose code runs
+        return next(path for folder in _folders() if (path := folder / f"{name}.toml").is_file())
     if Path(name).is_file():
         return Path(name)
-    for folder in _folders():
-        if (path := folder / f"{name}.toml").is_file():
-            return path
     known = recipe_names()
     hint = did_you_mean(Path(name).stem, known, f"there are {', '.join(known)}, or give a TOML file")
     raise ValueError(f"there is no recipe {str(name)!r}; {hint}")

@@ -302,6 +302,11 @@ def test_a_lazy_mapping_of_weights_is_taken_one_by_one(tmp_path):
         ({"length": 10**9}, "length is 1000000000"),
         ({"budgets": [0]}, "budgets is"),
         ({"budgets": []}, "budgets is"),
+        ({"budgets": [10**400]}, "budgets is"),
+        ({"model": {**SHAPE, "vocab_size": 257, "canvas": 2**40}}, "canvas is 1099511627776, longer than its texts"),
+        ({"model": {**SHAPE, "vocab_size": 257, "canvas": 8, "window": 2**60}}, "window is 1152921504606846976"),
+        ({"model": {**SHAPE, "vocab_size": 257, "rotary_factor": 1e308}}, "rotary scaling is 'ntk' by 1e.308; allowed"),
+        ({"model": {**SHAPE, "vocab_size": 257, "rotary_factor": "2"}}, "rotary scaling is 'ntk' by '2'; allowed"),
         ({"bos_id": 257}, "bos_id is 257"),
         ({"source": {"name": "uniform", "vocab_size": 258}}, "source is"),
         ({"source": {"name": "uniform", "vocab_size": "x"}}, "cannot be used"),
@@ -317,6 +322,12 @@ def test_a_config_that_nobody_wrote_is_refused(tmp_path, change, words):
     module._write_checksums(folder)
     with pytest.raises(ValueError, match=words):
         load_model(folder)
+
+
+@pytest.mark.parametrize("budgets", [(), (0,), (2, "4"), (2**30,)])
+def test_budgets_of_a_checkpoint_are_steps(budgets):
+    with pytest.raises(ValueError, match="budgets is .*; allowed are whole numbers from 1 to 1048576"):
+        replace(bundle_of(), budgets=budgets)
 
 
 def test_whole_numbers_are_no_weights(tmp_path):

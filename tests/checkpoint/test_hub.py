@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from fsdfm.checkpoint import load_model
 from fsdfm.checkpoint.embedded import find_model, name_of
 from fsdfm.checkpoint.hub import HubName, find_hub_name, read_hub_name, upload
 from fsdfm.run import import_weights
-from hub_stand_in import Hub, run_hub, use_hub
+from hub_stand_in import Hub, Repository, run_hub, use_hub
 from huggingface_folders import save_family
 from tiny_models import save_tiny
 
@@ -113,6 +113,18 @@ def test_strangers_folders_are_checked_as_ever(hub: Hub, tmp_path: Path) -> None
     hub.add("eve/damaged", folder)
     with pytest.raises(ValueError, match="is damaged: its content is not what was written"):
         fsdfm.load("eve/damaged")
+
+
+@pytest.mark.parametrize("load", [fsdfm.load, lambda name: import_weights(name, Path("out"))], ids=["load", "import"])
+@pytest.mark.parametrize("listed", ["../../../../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
+def test_files_of_a_repository_stay_in_the_cache(load: Callable[[str], object], listed: str, hub: Hub) -> None:
+    """What a stranger's list names outside of the folder is neither asked for nor written."""
+    hub.repositories["eve/tiny"] = Repository()
+    hub.repositories["eve/tiny"].commit("main", {"config.json": b"{}", listed: b"x", "README.md": b"words"})
+    with pytest.raises(ValueError, match="no checkpoint of fsdfm|no weights|safetensors"):
+        load("eve/tiny")
+    assert {path.name for path in Path.cwd().iterdir()} == {"cache"}
+    assert not [*Path.cwd().rglob("x.safetensors")]
 
 
 def test_other_people_s_weights_are_imported_not_loaded(hub: Hub, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import SCHEDULES, world
 
-from fsdfm.flow import ExactDenoiser, ExactJump, Grid, sampler_law
+from fsdfm.flow import ExactDenoiser, ExactJump, Grid, PolynomialSchedule, sampler_law
 from fsdfm.generate import EntropyCurve, LanguageModel, SamplerConfig, fit_curve
 from fsdfm.generate.budget import BudgetTarget, seconds_per_call
 from fsdfm.generate.run import blocks_of, least_known
@@ -83,6 +83,13 @@ def test_under_the_mask_source_the_excess_bounds_the_samplers_kl():
         assert 0 < divergence <= length * curve.excess([*shares]) + 1e-3
         divergences.append(divergence)
     assert divergences[1] <= divergences[0] + 1e-3
+
+
+def test_a_fitted_grid_begins_exactly_where_its_row_does():
+    """0.3 in single precision is 1.2e-8 off; where kappa_t = t, the times are the plan's own shares."""
+    config, starts = SamplerConfig(grid="fitted", steps=4, curve=STEEP), torch.tensor([0.3], dtype=torch.float64)
+    times = config.make_grid(starts, PolynomialSchedule(1)).times[0]
+    np.testing.assert_allclose(times, STEEP.plan(4, 0.3), rtol=1e-12)
 
 
 def test_a_fitted_curve_falls_and_an_automatic_budget_follows_it():

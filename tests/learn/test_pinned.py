@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -346,7 +347,7 @@ def rewards() -> object:
         )
     )
     own = replace(made, config=RewardConfig(group=3, calls=2, heat=0.8))
-    found.append(learnt(own, joint, batch, noise, ema=stirred(joint, 2)))
+    found.append(learnt(own, joint, batch, noise, ema=stirred(deepcopy(joint), 2)))
     for wrong in (
         {"beta": 0.0},
         {"group": 1},

@@ -15,6 +15,7 @@ from fsdfm.flow import ExactDenoiser, MaskSource, MixturePath, PolynomialSchedul
 from fsdfm.flow.exact import all_states
 from fsdfm.measure.nll_bound import nll_bound
 from fsdfm.noise import Noise
+from tiny_models import random_bundle
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,15 @@ def test_given_positions_are_shown_and_cost_nothing(source: Source) -> None:
     if source.mask_token is not None:  # then it is -log p(x^2 = 2 | x^1 = 1), but for the time given to the redraw
         expected = -math.log(float(p_1[1, 2] / p_1[1].sum()))
         assert bound.nats_per_token == pytest.approx(expected, abs=4 * bound.standard_error + 1e-3)
+
+
+@torch.no_grad()
+def test_that_no_position_is_given_says_nothing() -> None:
+    """Masks are not certain, whoever asks: a chain over them would know its neighbours."""
+    bundle = random_bundle(source="mask", length=8, transition_rank=2)
+    x_1 = torch.randint(0, 256, (3, 8), generator=torch.Generator().manual_seed(0))
+    nothing = nll_bound(bundle.model, bundle.path, x_1, given=torch.zeros_like(x_1, dtype=torch.bool), draws=2)
+    torch.testing.assert_close(nothing.rows, nll_bound(bundle.model, bundle.path, x_1, draws=2).rows)
 
 
 def test_bad_requests() -> None:

@@ -842,7 +842,7 @@ def evaluations(folder) -> object:
         },
         ("seed",),
     )
-    told: list[object] = []
+    told: list[tuple[str, int, int]] = []
     found = evaluate(
         random_bundle(length=24),
         data,
@@ -862,7 +862,7 @@ def evaluations(folder) -> object:
     saved = evaluate_samples(
         archive, Data(rows, training=stream[:600]), judge(5, "new", max_length=64), options=whole_options(matched=())
     )
-    return {"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": len(told)}
+    return {"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": {what[0] for what in told}}
 
 
 @cases

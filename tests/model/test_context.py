@@ -121,7 +121,7 @@ def test_linear_scaling_shrinks_positions_and_ntk_keeps_the_fastest_channel():
         ({"window": 8}, "multiples of the canvas"),
         ({"canvas": 4, "window": 6}, "window is 6"),
         ({"canvas": 0}, "canvas is 0"),
-        ({"rotary_factor": 0.5}, "factor >= 1"),
+        ({"rotary_factor": 0.5}, "by a factor from 1 to 65536"),
     ],
 )
 def test_what_is_refused(options, message):

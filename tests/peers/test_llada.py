@@ -219,6 +219,18 @@ def test_a_batch_is_its_rows_alone_and_gaps_are_filled() -> None:
         assert torch.equal(both[-1][canvas != 63], canvas[canvas != 63])
 
 
+def test_without_a_threshold_a_block_keeps_its_calls() -> None:
+    """What is written early waits: two calls per block, also where the first has only one mask."""
+    canvas = torch.full((1, 8), 63)
+    canvas[0, :3] = 5
+
+    def answer(x: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        return torch.eye(64)[(x + 1) % 63]
+
+    states = walk(answer, canvas, LLaDARule(4, begin=0), steps=4, mask=63)
+    assert (states[:, 0] == 63).sum(-1).tolist() == [4, 4, 2, 0]
+
+
 def test_which_order_has_the_right_law() -> None:
     """One position per call is p_1 in random order; by confidence it is not, and more calls make it worse.
 

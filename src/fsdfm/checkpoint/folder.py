@@ -78,6 +78,7 @@ _LARGEST_TEXT = {
 }  # bytes; a mangled file has more
 _LARGEST_HEADER = 2**24  # of a safetensors file
 _LONGEST = 2**20  # tokens that a model may say it was trained on: generation makes room for them
+_MOST_STEPS = 2**20  # that it may say it was trained for
 _AVERAGED = "averaged weights"  # what is stored unless a checkpoint's facts say otherwise
 _RENAMED_KEYS = {"link_rank": "transition_rank"}  # in config.json of earlier checkpoints
 _RENAMED_TENSORS = {"link_tables.": "joint."}
@@ -152,6 +153,13 @@ class Checkpoint:
     budgets: tuple[int, ...] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     loaded: str = ""
+
+    def __post_init__(self) -> None:
+        if self.budgets is not None and not _are_budgets(self.budgets):
+            raise ValueError(
+                f"budgets is {self.budgets!r:.80}; allowed are whole numbers from 1 to {_MOST_STEPS}, at least one, or "
+                "None for a model that does not know its step size"
+            )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -650,15 +658,24 @@ def _check_numbers(place: Path, config: Mapping[str, Any], network: NetworkConfi
     fits = {
         "length": _is_count(config["length"]) and config["length"] <= _LONGEST,
         "num_parameters": _is_count(config["num_parameters"]),
-        "budgets": budgets is None or (isinstance(budgets, list) and budgets != [] and all(map(_is_count, budgets))),
+        "budgets": budgets is None or (isinstance(budgets, list) and _are_budgets(budgets)),
         "bos_id": first is None or (type(first) is int and 0 <= first < network.vocab_size),
         "source": type(path.source.vocab_size) is int and path.source.vocab_size == network.vocab_size,
     }
+    canvas, window = getattr(network, "canvas", None), getattr(network, "window", None)
+    if fits["length"] and (canvas or 1) > config["length"]:
+        raise ValueError(f"{place / _CONFIG}: canvas is {canvas!r:.80}, longer than its texts; get it again")
+    if (window or 1) > _LONGEST:
+        raise ValueError(f"{place / _CONFIG}: window is {window!r:.80}; allowed are {_LONGEST}; get it again")
     for name, right in fits.items():
         if not right:
             raise ValueError(
                 f"{place / _CONFIG}: {name} is {config[name]!r:.80}, which fits no such model; get it again"
             )
+
+
+def _are_budgets(values: Sequence[Any]) -> bool:
+    return len(values) > 0 and all(_is_count(value) and value <= _MOST_STEPS for value in values)
 
 
 def _is_count(value: Any) -> bool:

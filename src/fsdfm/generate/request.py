@@ -277,7 +277,8 @@ def _require_text(text: str, what: str = "the text") -> str:
     if not isinstance(text, str):
         raise ValueError(f"{what} is {text!r:.40}; allowed is a string")
     if not text:
-        raise ValueError(f"{what} is empty; write something, or leave it out")
+        what_to_do = "give at least one word" if what == "the text" else "write something, or leave it out"
+        raise ValueError(f"{what} is empty; {what_to_do}")
     return text
 
 

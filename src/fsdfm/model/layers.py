@@ -49,6 +49,7 @@ Rotary = tuple[Tensor, Tensor]
 _Config = TypeVar("_Config", bound="StackConfig")
 
 ROTARY_BASE = 10000.0
+LARGEST_FACTOR = 2**16  # by which texts may be longer than those of training
 INIT_STD = 0.02
 SINUSOID_WIDTH = 256
 SINUSOID_BASE = 10000.0
@@ -126,8 +127,10 @@ class StackConfig:
                 raise ValueError(f"{key!r} is not a field of {cls.__name__}; {did_you_mean(key, known)}")
         try:
             return cls(**values)
-        except TypeError as error:  # a required field is missing
-            raise ValueError(f"{cls.__name__}: {str(error).split('() ')[-1]}; add it") from None
+        except TypeError as error:
+            missing = "() missing " in str(error)  # a required field
+            told = f"{str(error).split('() ')[-1]}; {'add it' if missing else 'give a value of the right type'}"
+            raise ValueError(f"{cls.__name__}: {told}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +145,10 @@ class RotaryScaling:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("linear", "ntk") or not self.factor >= 1:
+        if self.kind not in ("linear", "ntk") or not _is_between(self.factor, 1, LARGEST_FACTOR):
             raise ValueError(
-                f"rotary scaling is {self.kind!r} by {self.factor}; allowed are 'linear' and 'ntk' by a factor >= 1"
+                f"rotary scaling is {self.kind!r} by {self.factor!r:.80}; allowed are 'linear' and 'ntk' by a factor "
+                f"from 1 to {LARGEST_FACTOR}"
             )
 
     def of(self, head_width: int) -> tuple[float, float]:
@@ -152,6 +156,10 @@ class RotaryScaling:
         if self.kind == "linear":
             return self.factor, ROTARY_BASE
         return 1.0, ROTARY_BASE * self.factor ** (head_width / max(1, head_width - 2))
+
+
+def _is_between(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and low <= value <= high
 
 
 class Projection(nn.Linear):

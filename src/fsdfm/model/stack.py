@@ -30,6 +30,7 @@ from fsdfm.model.crf_head import CRFConfig
 from fsdfm.model.dit import ModelConfig, SharedConditioning
 from fsdfm.model.joint import JointStackConfig, make_joint_head
 from fsdfm.model.layers import (
+    LARGEST_FACTOR,
     Attention,
     Mlp,
     Modulation,
@@ -46,6 +47,8 @@ __all__ = ["Transformer", "TransformerConfig", "rotary_frequencies", "visibility
 
 Positions = Literal["rotary", "learned"]
 StackConditioning = Literal["none", "time", "step"]
+
+_LARGEST_BASE = 1e15  # of rotary angles; the largest published is below 1e11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +100,10 @@ class TransformerConfig(JointStackConfig):
             raise ValueError(f"dropout is {self.dropout}, future {self.future}; allowed are 0 <= dropout < 1, 0 to 1")
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"norm_eps is {self.norm_eps}; allowed are 0 < norm_eps < 1; 1e-5 is usual")
-        if not self.rotary_base > 1 or not self.rotary_factor >= 1:
+        if not 1 < self.rotary_base <= _LARGEST_BASE or not 1 <= self.rotary_factor <= LARGEST_FACTOR:
             raise ValueError(
-                f"rotary_base is {self.rotary_base}, rotary_factor {self.rotary_factor}; allowed are > 1 and >= 1"
+                f"rotary_base is {self.rotary_base!r:.80}, rotary_factor {self.rotary_factor!r:.80}; allowed are "
+                f"1 < rotary_base <= {_LARGEST_BASE:g}, 1 <= rotary_factor <= {LARGEST_FACTOR}"
             )
         if self.rotary_bands is not None:
             object.__setattr__(self, "rotary_bands", _bands(self.rotary_bands))
