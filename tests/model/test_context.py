@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fsdfm.model import DiT, ModelConfig
 from fsdfm.model.context import CanvasPattern, attend, flex
@@ -99,6 +100,25 @@ def test_flex_attention_sees_the_same(noised, led, keys, window):
         warnings.simplefilter("ignore")
         found = flex(q, k, v, pattern=pattern, grouped=False)
     torch.testing.assert_close(found, attend(q, k, v, pattern=pattern, grouped=False), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("noised", "led"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("window", [None, 4, 8])
+def test_canvas_by_canvas_is_attention_under_the_dense_mask(window, noised, led, dtype):
+    generator = torch.Generator().manual_seed(0)
+    pattern, length = CanvasPattern(4, window, noised, led), 25 if led else 20
+    q = torch.randn(2, 4, length, 8, generator=generator)
+    k, v = torch.randn(2, 2, 2, pattern.num_keys(length), 8, generator=generator)
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    seen = pattern.mask(length, q.device)
+    masked = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), seen, enable_gqa=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found = attend(q, k, v, pattern=pattern, grouped=True)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, masked.to(dtype), atol=1e-5, rtol=1e-5)
+    with_mask, without = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (masked.to(dtype), found))
+    torch.testing.assert_close(without, with_mask, atol=1e-4, rtol=1e-4)
 
 
 def test_linear_scaling_shrinks_positions_and_ntk_keeps_the_fastest_channel():
