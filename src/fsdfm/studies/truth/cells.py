@@ -161,11 +161,6 @@ class MethodTrial:
             tables = make_tables(ema, self.world, budgets=(4,))
             curve[str(step)] = total_variation(law_of(tables[4], self.world, ExactJump()), self.world.truth)
 
-        def watch_joint(step: int, ema: JointDenoiser) -> None:
-            if lessons.train_steps / 2 < step < lessons.train_steps:  # a law of joint draws takes its time
-                law = trained_law(self.world, 4, partial(joint_table, ema, self.world))
-                curve[str(step)] = total_variation(law, self.world.truth)
-
         run = partial(
             train,
             objective=make_objective(method, self.world.path, lessons.train_steps),
@@ -176,13 +171,13 @@ class MethodTrial:
         )
         network: TinyDenoiser | JointDenoiser
         if method.posterior:
-            network = run(JointDenoiser(start, method.posterior, seed=self.seed), watch=watch_joint)
+            joined = JointDenoiser(start, method.posterior, seed=self.seed)
+            network = run(joined, watch=lambda *_: None)  # a law of joint draws takes its time
         else:
             network = run(start, watch=watch)
         self.folder.keep(self._cell(method.name), ".pt", lambda file: torch.save(network.state_dict(), file))
         if isinstance(network, JointDenoiser):
             cell = self._judge_joint(method.name)
-            curve[str(lessons.train_steps)] = cell["rules"]["exact"]["4"]["tv"]
         else:
             cell = self._judge(make_tables(network, self.world))
         cell["conditional_total_correlation"] = conditional_total_correlation(self.world, joint)

@@ -89,7 +89,9 @@ def make_objective(method: Method, path: MixturePath, train_steps: int) -> Objec
     """What a method minimises; the period of the annealed policy is scaled to reach PU when training ends."""
     loss = LOSSES[method.loss]
     if method.prefixes:
-        return SweepObjective(path, step_sizes=dyadic_step_sizes(-3), times=FineTimes(), chunk=_CHUNK)
+        return SweepObjective(path, step_sizes=dyadic_step_sizes(-3), times=FineTimes(), chunk=None)
+    if method.posterior:
+        return PathObjective(path, loss=loss, chunk=None)
     if not method.tableau:
         return PathObjective(path, loss=loss, chunk=_CHUNK)
     policies: dict[str, StepSizeWeights] = {
