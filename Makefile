@@ -89,6 +89,7 @@ HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
 FEATURES ?= trunk,judge
 ALTERNATIVE ?= stories15m:stories15M.bin $(wildcard runs/stories-next/model)
+COOL ?= 0.8,0.9,1,1.1,1.2
 RESULTS ?= src/fsdfm/assets/demo/results
 EXTRA ?= --threads 1
 MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) $(EXTRA)
@@ -102,7 +103,7 @@ measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two jud
 	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --frontier none --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
 	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --frontier none --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
 	$(MEASURE) $(BESIDE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
-	$(MEASURE) $(ONE_JUDGE) --metrics perplexity,diversity --no-controls --frontier 0.8,0.9,1 --steps $(SWEPT) --num $(POINT) --json $(RESULTS)/sweeps/$(NAME).json
+	$(MEASURE) $(BESIDE) --alternative-frontier $(COOL) $(ONE_JUDGE) --metrics perplexity,diversity --no-controls --frontier 0.8,0.9,1 --steps $(SWEPT) --num $(POINT) --json $(RESULTS)/sweeps/$(NAME).json
 	$(BIN)/fsdfm results --from $(RESULTS)
 
 results: $(STAMP) ## numbers of result files into README, docs, their pictures and cards; CHECK=1 only compares

@@ -17,7 +17,7 @@ from fsdfm.measure.evaluation import _largest_common
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.judges import causal_judge
 from fsdfm.measure.mauve import Mauve
-from fsdfm.measure.results import load_evaluation, save_evaluation
+from fsdfm.measure.results import Evaluation, load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
 from fsdfm.measure.sampling import Drawn, Repairs, SamplingPlan, TaskSampler, Texts
 from fsdfm.model import CausalConfig, CausalModel
@@ -114,6 +114,26 @@ def test_the_alternative_continues_the_same_rows_for_its_brier():
         bundle, Data(real=rows, alternatives=(alternative,)), None, options=options(metrics=["brier"], steps=(1,))
     )
     assert found.alternatives[0].metrics["brier_lm"].facts["contexts"] == 6
+
+
+def test_the_alternative_is_swept_over_temperature_and_resumes():
+    rows, kept = real_rows()[:6], []
+    alternative = Alternative("ar", judge_model(0))
+    data = Data(real=rows, alternatives=(alternative,))
+    asked = options(metrics=["diversity"], steps=(1,), alternative_frontier=(0.5, 1.0, 1.5), frontier_num=4)
+    found = evaluate(known_bundle(oracle(rows)), data, None, options=asked, on_row=kept.append)
+    assert [row.temperature for row in found.alternatives] == [1.0]
+    assert [row.temperature for row in found.alternative_frontier] == [0.5, 1.5]  # the base has one of them
+    assert {row.num_samples for row in found.alternative_frontier} == {4}
+    cold, hot = (row.metrics["entropy_bits"].value for row in found.alternative_frontier)
+    assert cold < hot
+    model = found.swept_alternatives["ar"]
+    assert sorted(row.temperature for row in (*model.rows, *model.frontier)) == [0.5, 1.0, 1.5]
+    half = next(each for each in kept if len(each.alternative_frontier) == 1)
+    again = evaluate(known_bundle(oracle(rows)), data, None, options=asked, earlier=half)
+    assert again.alternative_frontier[0] == half.alternative_frontier[0]
+    assert [row.metrics for row in again.alternative_frontier] == [row.metrics for row in found.alternative_frontier]
+    assert Evaluation.from_json(found.to_json()).swept_alternatives.keys() == {"ar"}
 
 
 def test_a_model_that_knows_nothing_repairs_by_chance():

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fsdfm.measure.results import Evaluation, Measured, Row, save_evaluation
+from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.blocks import fill_blocks, join_evaluations, stale_documents, write_documents
+from fsdfm.show.quality.figures import draw_frontier
 
 DOCUMENT = """# Title
 
@@ -61,6 +63,56 @@ def test_numbers_of_the_alternative_and_of_controls_have_names(results: Path) ->
     )
     assert fill_blocks(text, results).count("10.2") == 2
     assert "64.1" in fill_blocks(text, results)
+
+
+def swept(name: str, *points: tuple[float, float, float], base: float = 1.0) -> dict[str, tuple[Row, ...]]:
+    """An autoregressive model of (temperature, entropy, perplexity) as an evaluation holds it."""
+    rows = [
+        Row(
+            steps=255,
+            temperature=temperature,
+            metrics={"token_perplexity": Measured(p, 0.9 * p, 1.1 * p), "entropy_bits": Measured(bits, bits, bits)},
+            facts={"name": name},
+        )
+        for temperature, bits, p in points
+    ]
+    own = tuple(row for row in rows if row.temperature == base)
+    return {"alternatives": own, "alternative_frontier": tuple(row for row in rows if row not in own)}
+
+
+def test_two_sweeps_are_compared_at_equal_entropy_the_alternatives_too(results: Path) -> None:
+    """The model has twice the alternative's perplexity at every entropy."""
+    metrics = [
+        {"token_perplexity": Measured(p, 0.9 * p, 1.1 * p), "entropy_bits": Measured(bits, bits, bits)}
+        for bits, p in ((6.0, 20.0), (6.4, 40.0))
+    ]
+    found = replace(
+        evaluation(8, 47.6),
+        rows=(Row(steps=8, metrics=metrics[0]),),
+        frontier=(Row(steps=8, temperature=1.2, metrics=metrics[1]),),
+        **swept("ar", (0.8, 6.0, 10.0), (1.0, 6.4, 20.0)),
+    )
+    save_evaluation(found, results / "swept.json")
+    text = "<!-- equal-entropy swept.json:ar swept.json -->?<!-- /equal-entropy -->"
+    assert "-->2.000 to 2.000<!--" in fill_blocks(text, results)
+    table = "<!-- results equal-entropy-alternative swept.json -->\n<!-- /results -->"
+    assert "| few | 8 against 255 | 6.00 | **2.000 [" in fill_blocks(table, results)
+    beside = "<!-- results equal-entropy swept.json -->\n<!-- /results -->"
+    assert "| ar | 255 against 8 | 6.00 | **0.500 [" in fill_blocks(beside, results)
+    with pytest.raises(ValueError, match="holds no sweep of other"):
+        fill_blocks("<!-- equal-entropy swept.json:other swept.json -->?<!-- /equal-entropy -->", results)
+    figure = draw_frontier(Comparison(("few",), (found,)))
+    assert figure is not None
+    assert {"few", "ar"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_sweeps_of_alternatives_join_by_name_and_temperature() -> None:
+    base = evaluation(8, 47.6)
+    first = replace(base, **swept("ar", (0.8, 6.0, 10.0), (1.0, 6.4, 20.0)))
+    more = replace(base, **swept("ar", (0.8, 6.0, 11.0), (1.2, 6.6, 30.0)))
+    (joined,) = join_evaluations([first, more]).values()
+    assert sorted(row.temperature for row in joined.alternative_frontier) == [0.8, 1.2]
+    assert len(joined.alternatives) == 1
 
 
 def test_a_joined_row_has_the_seconds_of_the_one_that_measured_more() -> None:

@@ -43,7 +43,7 @@ class _Graph(nn.Module):
 
     def forward(self, x_t: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         features = self.model.trunk(x_t, t, h)
-        return (features,) if self.head is None else self.head._inputs(features, t, h)
+        return (features,) if self.head is None else self.head.inputs(features, t, h)
 
 
 def export_onnx(model: str | Path | None, out: str | Path) -> Path:

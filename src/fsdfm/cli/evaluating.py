@@ -75,6 +75,10 @@ def evaluate(
             help="Also at these temperatures: 0.7,0.8,0.9; none: at no other. [default: 0.8,0.9 with a judge]"
         ),
     ] = None,
+    alternative_frontier: Annotated[
+        str | None,
+        typer.Option(help="The autoregressive models at these temperatures, too: 0.8,0.9,1.1. [default: at 1 alone]"),
+    ] = None,
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Measure text without sense, too: what fools a metric.")
     ] = True,

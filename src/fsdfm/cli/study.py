@@ -41,6 +41,11 @@ def truth(
     out: OutOption,
     full: Annotated[bool, typer.Option("--full", help="Every world, method and four seeds: hours, resumable.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Seeds; 2, or 4 with --full.")] = None,
+    world: Annotated[list[str] | None, typer.Option(help="Only this world: topics; again for more.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this method and what it builds on: rk2, causal/sweep; again for more."),
+    ] = None,
     workers: WorkersOption = None,
 ) -> None:
     """Measure what few-step training gains where everything can be computed; the same command resumes."""
@@ -48,7 +53,7 @@ def truth(
     from fsdfm.studies.truth.summary import verdicts
 
     with _stoppable(out):
-        numbers = run_truth(out, full=full, seeds=seeds, workers=workers)
+        numbers = run_truth(out, full=full, seeds=seeds, worlds=world, methods=method, workers=workers)
     for line in verdicts(numbers):
         typer.echo(f"- {line}")
     typer.echo(f"this and its numbers: {out}/truth.md, truth.json and truth.png beside it", err=True)
@@ -114,7 +119,10 @@ def defects(
     held_out: Annotated[str, typer.Option(help="Real text that is damaged.")],
     training: Annotated[str, typer.Option(help="Training text, for copies.")],
     judge: Annotated[str | None, typer.Option(help="Also the perplexity under this judge.")] = None,
-    minilm: Annotated[bool, typer.Option("--minilm", help="Also distances of sentence features.")] = False,
+    minilm: Annotated[bool, typer.Option("--minilm", help="Also MAUVE and distances of sentence features.")] = False,
+    features: Annotated[
+        str, typer.Option(help="Also distances of hidden states: judge, trunk (of the parent) or trunk:MODEL; a,b.")
+    ] = "",
     num: Annotated[int, typer.Option(help="Texts that are damaged, and as many to compare with.", min=4)] = 128,
     separator: Annotated[str, typer.Option(help="Stands between the documents of a text file.")] = "<|endoftext|>",
     workers: WorkersOption = None,
@@ -129,6 +137,7 @@ def defects(
             training=training,
             judge=judge,
             minilm=minilm,
+            features=features,
             num=num,
             separator=separator,
             workers=workers,

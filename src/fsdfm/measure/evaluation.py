@@ -72,7 +72,7 @@ _OF_SAMPLING = (
         "cache",
         "seed",
     ),
-    *("held_out", "matched", "frontier", "samples", "precision", "alternative"),
+    *("held_out", "matched", "frontier", "samples", "precision", "alternative", "alternative_frontier"),
 )
 
 
@@ -106,6 +106,7 @@ class EvaluationRequest:
     features: str | None = None
     matched: tuple[str, ...] = ()
     frontier: str | None = None
+    alternative_frontier: str | None = None
     controls: bool = True
     json: Path | None = None
     samples: Path | None = None
@@ -293,6 +294,7 @@ def _options(request: EvaluationRequest, checkpoint: Checkpoint) -> Options:
         metrics=_metrics(request.metrics),
         matched=tuple(_target(text, sampling.length) for text in request.matched),
         frontier=_frontier(request),
+        alternative_frontier=_alternative_frontier(request),
         controls=request.controls,
         batch_size=request.batch_size,
     )
@@ -304,6 +306,15 @@ def _frontier(request: EvaluationRequest) -> tuple[float, ...]:
     text = default if request.frontier is None else request.frontier
     found = () if text == _NONE else _numbers(text, "--frontier")
     return tuple(temperature for temperature in found if temperature != request.temperature)
+
+
+def _alternative_frontier(request: EvaluationRequest) -> tuple[float, ...]:
+    """The temperatures of the autoregressive models' sweep."""
+    if request.alternative_frontier is None:
+        return ()
+    if not request.alternative:
+        raise ValueError("--alternative-frontier goes with --alternative; name a model, or leave it out")
+    return tuple(_numbers(request.alternative_frontier, "--alternative-frontier"))
 
 
 def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitStack, **_: Console) -> _Task:
@@ -461,8 +472,14 @@ def _distance_features(
     request: EvaluationRequest, judge: Judge | None, meaning: Features | None
 ) -> dict[str, TextFeatures]:
     """What --features names, and the features of MAUVE."""
-    found: dict[str, TextFeatures] = {} if meaning is None else {"meaning": meaning}
-    for name in filter(None, (request.features or "").split(",")):
+    own = named_features(request.features or "", judge)
+    return own if meaning is None else {"meaning": meaning, **own}
+
+
+def named_features(names: str, judge: Judge | None) -> dict[str, TextFeatures]:
+    """Hidden states of a text by name: judge, trunk (of the parent), trunk:MODEL, with commas between."""
+    found: dict[str, TextFeatures] = {}
+    for name in filter(None, names.split(",")):
         kind, _, model = name.strip().partition(":")
         if kind == "judge":
             if not isinstance(judge, TokenJudge):

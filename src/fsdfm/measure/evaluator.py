@@ -125,6 +125,7 @@ class Options:
     matched     entropies to match, for every budget
     frontier    temperatures to sweep, for every budget
     frontier_num   samples of a row of the frontier, at most
+    alternative_frontier   temperatures to sweep, for every autoregressive model
     controls    whether negative controls are measured, too
     pilot       samples that the search for a temperature looks at
     tolerance   bits within which an entropy counts as matched
@@ -137,6 +138,7 @@ class Options:
     matched: tuple[MatchTarget, ...] = ()
     frontier: tuple[float, ...] = ()
     frontier_num: int = 64
+    alternative_frontier: tuple[float, ...] = ()
     controls: bool = True
     pilot: int = 32
     tolerance: float = 0.03
@@ -152,7 +154,7 @@ class Options:
             raise ValueError(f"num is {self.num}; allowed are 2 samples and more: one has no interval")
         if not self.steps or min(self.steps) < 1 or len(set(self.steps)) < len(self.steps):
             raise ValueError(f"steps are {self.steps}; give each budget once, whole numbers from 1 on")
-        for temperature in self.frontier:
+        for temperature in (*self.frontier, *self.alternative_frontier):
             self.sampling.at(1, temperature)
         if unknown := sorted(set(self.metrics or ()) - set(METRICS)):
             raise ValueError(f"metrics holds {unknown[0]!r}; allowed are {', '.join(METRICS)}")
@@ -395,6 +397,10 @@ class _Evaluator:
         for alternative in (each for each in self.alternatives if each.name not in known):
             written = self._alternative(alternative, evaluation.real)
             evaluation = self._kept(replace(evaluation, alternatives=(*evaluation.alternatives, written)))
+        for alternative in self._swept_alternatives(evaluation):
+            written = self._alternative(alternative, evaluation.real, light=True)
+            swept = (*evaluation.alternative_frontier, written)
+            evaluation = self._kept(replace(evaluation, alternative_frontier=swept))
         for job in jobs:
             done = evaluation.rows if job.place == "rows" else evaluation.frontier
             if job.key in [row.key for row in done]:
@@ -546,19 +552,31 @@ class _Evaluator:
             facts={"calls_made": float(drawn.columns["calls"].mean())} if "calls" in drawn.columns else {},
         )
 
-    def _alternative(self, alternative: Alternative, real: Mapping[str, Measured]) -> Row:
-        """What an autoregressive model writes, measured as samples are; a call of its network for every token."""
+    def _swept_alternatives(self, evaluation: Evaluation) -> list[Alternative]:
+        """The autoregressive models at the temperatures of their sweep that are not there yet."""
+        rows = (*evaluation.alternatives, *evaluation.alternative_frontier)
+        known = {(row.facts.get("name"), row.temperature) for row in rows}
+        every = [(each, t) for each in self.alternatives for t in self.options.alternative_frontier]
+        return [replace(each, temperature=t) for each, t in every if (each.name, t) not in known]
+
+    def _alternative(self, alternative: Alternative, real: Mapping[str, Measured], *, light: bool = False) -> Row:
+        """What an autoregressive model writes, measured as samples are; a call of its network for every token.
+
+        light   as a row of the frontier is
+        """
         options, reader = self.options, self.source.reader
         name, length = alternative.name, options.sampling.length
-        self.on_progress(f"{name} writes", 0, options.num)
+        num = options.num_at("frontier" if light else "rows")
+        shown = f"{name}, temperature {alternative.temperature:g}" if light else name
+        self.on_progress(f"{shown} writes", 0, num)
         drawn = self.processes.on_rank0(
-            lambda: alternative.draw(options.num, length=length, bos_id=reader.bos_id, seed=options.seed)
+            lambda: alternative.draw(num, length=length, bos_id=reader.bos_id, seed=options.seed)
         )
         seconds = drawn.columns["seconds"]
-        metrics = self.assess.texts(drawn, name, kept=True)
-        if "mauve" in self.metrics:
+        metrics = self.assess.texts(drawn, shown, kept=True, light=light)
+        if "mauve" in self.metrics and not light:
             metrics |= self.assess.mauve(drawn.tokens, name)
-        if "brier" in self.metrics and self.real is not None:
+        if "brier" in self.metrics and self.real is not None and not light:
             metrics["brier_lm"] = self.processes.on_rank0(lambda: self._alternative_brier(alternative))
         return Row(
             steps=length - reader.num_bos,

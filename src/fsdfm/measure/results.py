@@ -158,6 +158,7 @@ class Evaluation:
     frontier   rows at other temperatures
     controls   the metrics of negative controls, by their names: text without sense that was built to please a metric
     alternatives   autoregressive models that write the same kind of text: rows whose facts hold a `name`
+    alternative_frontier   the same models at other temperatures
     facts      anything else: dtype, device, threads, seed, num_samples, commit, versions, started, seconds
     """
 
@@ -171,6 +172,7 @@ class Evaluation:
     frontier: tuple[Row, ...] = ()
     controls: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
     alternatives: tuple[Row, ...] = ()
+    alternative_frontier: tuple[Row, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -206,6 +208,23 @@ class Evaluation:
         """This evaluation with one more row of the frontier, or with a newer one in the place of the same."""
         return replace(self, frontier=_put(self.frontier, row))
 
+    @property
+    def swept_alternatives(self) -> dict[str, Evaluation]:
+        """The autoregressive models that were measured at several temperatures, each as a model of its own, by name."""
+        found: dict[str, list[Row]] = {}
+        for row in self.alternative_frontier:
+            found.setdefault(str(row.facts.get("name")), []).append(row)
+        base = {str(row.facts.get("name")): row for row in self.alternatives}
+        return {
+            name: Evaluation(
+                model={"name": name},
+                judge=self.judge,
+                rows=(base[name],) if name in base else (),
+                frontier=tuple(row for row in rows if name not in base or row.key != base[name].key),
+            )
+            for name, rows in found.items()
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The mapping of a result file, without the values that JSON cannot hold."""
         record = {
@@ -220,6 +239,8 @@ class Evaluation:
         }
         if self.alternatives:
             record["alternatives"] = [row.to_json() for row in self.alternatives]
+        if self.alternative_frontier:
+            record["alternative_frontier"] = [row.to_json() for row in self.alternative_frontier]
         if self.controls:
             record["controls"] = {
                 who: {name: m.to_json() for name, m in found.items()} for who, found in self.controls.items()
@@ -245,6 +266,7 @@ class Evaluation:
             bound=None if bound is None else _within("bound", _measured, bound),
             frontier=_rows(rest.pop("frontier", None) or [], "frontier"),
             alternatives=_rows(rest.pop("alternatives", None) or [], "alternatives"),
+            alternative_frontier=_rows(rest.pop("alternative_frontier", None) or [], "alternative_frontier"),
             controls={
                 name: _within(f"controls.{name}", lambda each: _split(_mapping(each, "it"))[0], found)
                 for name, found in _mapping(rest.pop("controls", None) or {}, "controls").items()

@@ -170,9 +170,9 @@ class CausalHead(JointHead):
 
     def read(self, network: SplitNetwork, features: Tensor, x: Tensor, *, t: Tensor, h: Tensor) -> Tensor:
         """Features whose product with V is the logits of every x_i given x_<i: [B, L, C]."""
-        inputs, base = self._inputs(features, t, h)
+        inputs, base = self.inputs(features, t, h)
         z = inputs + F.pad(_embed(network, x[:, :-1]), (0, 0, 1, 0)).to(inputs.dtype)
-        return base + self.combine(self._stack(z, 0, None))  # type: ignore[no-any-return]
+        return base + self.combine(self.stack(z, 0, None))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def settle(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
@@ -182,7 +182,7 @@ class CausalHead(JointHead):
         network, held, guess = posterior.network, posterior.held[samples], posterior.x_t[samples]
         features = posterior.features[posterior.place[samples]]
         length = features.shape[1]
-        inputs, base = self._inputs(features, posterior.t[samples], posterior.h[samples])
+        inputs, base = self.inputs(features, posterior.t[samples], posterior.h[samples])
         x = torch.where(held >= 0, held, guess)
         caches = [Cache(length) for _ in self.blocks]
         start, end = self._read_held(posterior.network, inputs, held, caches=caches), int(posterior.end[samples].max())
@@ -193,7 +193,7 @@ class CausalHead(JointHead):
             z = inputs[:, part] + (F.pad(before, (0, 0, 1, 0)) if start == 0 else before)
             for cache in caches:
                 cache.length = start
-            logits = network.logits_at((base[:, part] + self.combine(self._stack(z, start, caches))).flatten(0, 1))
+            logits = network.logits_at((base[:, part] + self.combine(self.stack(z, start, caches))).flatten(0, 1))
             positions = torch.arange(part.start, part.stop, device=x.device)
             logits = posterior.shaped(logits, (samples[:, None] * length + positions).flatten())
             drawn = draw(logits, u[:, part].flatten(), filter=filter).tokens.view(len(x), -1)
@@ -215,7 +215,7 @@ class CausalHead(JointHead):
         if known < _WORTH_A_PASS:
             return 0
         before = F.pad(_embed(network, held[:, : known - 1]), (0, 0, 1, 0))
-        self._stack(inputs[:, :known] + before.to(inputs.dtype), 0, caches)
+        self.stack(inputs[:, :known] + before.to(inputs.dtype), 0, caches)
         return known
 
     def _settle_rows(self, posterior: CausalPosterior, samples: Tensor, u: Tensor, *, filter: Filter | None) -> Tensor:
@@ -225,7 +225,7 @@ class CausalHead(JointHead):
         for text in range(len(samples)):  # one at a time: a product rounds by its number of rows
             own = samples[text : text + 1]
             features = posterior.features[posterior.place[own]]
-            told, kept = self._inputs(features, posterior.t[own], posterior.h[own])
+            told, kept = self.inputs(features, posterior.t[own], posterior.h[own])
             caches.append([Cache(features.shape[1]) for _ in self.blocks])
             starts.append(self._read_held(network, told, held[text : text + 1], caches=caches[-1]))
             inputs.append(told)
@@ -246,13 +246,13 @@ class CausalHead(JointHead):
         )
         return draw_texts(CausalParts(self.blocks, self.norm, table, vocabulary, self.combine), texts)
 
-    def _inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    def inputs(self, features: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """P f_i + c and f_i (1 + s): what a position gets from the trunk, [B, L, C] each."""
         told = F.silu(self.time(t * TIME_SCALE) + self.step(torch.log2(h)))
         c, s = self.modulation(told)[:, None].chunk(2, -1)
         return self.project(features) + c, features * (1 + s)
 
-    def _stack(self, z: Tensor, start: int, caches: list[Cache] | None) -> Tensor:
+    def stack(self, z: Tensor, start: int, caches: list[Cache] | None) -> Tensor:
         """g of positions start .. start + n - 1."""
         rotary = rotary_phases(z.shape[1], self.head_width, start=start, device=z.device)
         for number, block in enumerate(self.blocks):

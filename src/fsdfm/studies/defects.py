@@ -24,8 +24,9 @@ from fsdfm.files import file_sha256
 from fsdfm.measure.copying import find_copies
 from fsdfm.measure.defects import DEFECTS, SEEN, STRENGTHS, Sight, find_sights
 from fsdfm.measure.distances import Distance, energy_distance, mmd, ngram_features, standardise_features, style_features
+from fsdfm.measure.evaluation import named_features
 from fsdfm.measure.judges import Judge, make_judge
-from fsdfm.measure.mauve import minilm_features
+from fsdfm.measure.mauve import compute_mauve, minilm_features
 from fsdfm.measure.metrics import distinct_n, repetition, self_bleu, unigram_entropy_bits
 from fsdfm.measure.ngrams import NgramModel, perplexity_bits
 from fsdfm.measure.wellformed import CHECKS, check_texts
@@ -42,7 +43,9 @@ _SUBSETS = 48
 _LARGEST_Z = 9999.0
 _WORD = re.compile(r"\w+|[^\w\s]")
 _JUDGE = "perplexity"
-_MEANING = "meaning, energy"
+_MEANING, _MAUVE = "meaning, energy", "MAUVE"
+_MAUVE_SEEDS = range(3)
+_DISTANCES: dict[str, Distance] = {"energy": energy_distance, "MMD": mmd}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class DefectTexts:
     training: str
     judge: str | None
     minilm: bool
+    features: str
     num: int
     separator: str
 
@@ -104,7 +108,11 @@ def _metrics(texts: DefectTexts) -> dict[str, Callable[[], tuple[Metric, Sequenc
         **{name.replace("_", " "): of(lambda *_, name=name: partial(_check, name)) for name in CHECKS},
     }
     if texts.minilm:
-        found[_MEANING] = of(lambda _, reference, __: _far(_remembered(minilm_features()), reference))
+        found[_MEANING] = of(lambda _, reference, __: _far(_minilm(), reference))
+        found[_MAUVE] = of(lambda _, reference, __: _unlike(_minilm(), reference))
+    for name in filter(None, (part.strip() for part in texts.features.split(","))):
+        for kind, distance in _DISTANCES.items():
+            found[f"{name}, {kind}"] = of(_of_states(partial(_states, name, texts.judge), distance))
     if texts.judge is not None:
         judge = texts.judge
         found[_JUDGE] = of(lambda *_: _perplexity(_judge(judge)))
@@ -144,6 +152,27 @@ def _far(
     real = np.asarray(embed(reference), dtype=np.float64)
     scaled = standardise_features(real, real)
     return lambda texts: distance(standardise_features(np.asarray(embed(texts)), real), scaled)
+
+
+def _unlike(embed: Callable[[Sequence[str]], npt.NDArray[Any]], reference: Sequence[str]) -> Metric:
+    """MAUVE with the reference, a mean over seeds of its clusters."""
+    real = embed(reference)
+    return lambda texts: compute_mauve(real, embed(texts), seeds=_MAUVE_SEEDS).mean
+
+
+def _of_states(embed: Callable[[], Any], distance: Distance) -> Callable[..., Metric]:
+    return lambda _, reference, __: _far(embed(), reference, distance)
+
+
+@cache
+def _minilm() -> Callable[[Sequence[str]], npt.NDArray[Any]]:
+    return _remembered(minilm_features())
+
+
+@cache
+def _states(name: str, judge: str | None) -> Callable[[Sequence[str]], npt.NDArray[Any]]:
+    (embed,) = named_features(name, None if judge is None else _judge(judge)).values()
+    return _remembered(embed)
 
 
 def _remembered(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> Callable[[Sequence[str]], npt.NDArray[Any]]:
@@ -243,12 +272,14 @@ def run_defects(
     training: str,
     judge: str | None = None,
     minilm: bool = False,
+    features: str = "",
     num: int = 128,
     separator: str = "<|endoftext|>",
     workers: int | None = None,
 ) -> StudyResults:
     """Ask every metric about every defect; the same call resumes. Writes defects.md and defects.json."""
-    texts = DefectTexts(held_out, training, judge, minilm, num, separator)
+    named_features(features, None if judge is None or "judge" not in features else _judge(judge))  # a wrong name, now
+    texts = DefectTexts(held_out, training, judge, minilm, features, num, separator)
     cells = [Cell(name) for name in _metrics(texts)]
     study = Study("defects", cells, partial(_compute, texts=texts), _report, setting=texts.setting)
     return run_study(study, out, workers=workers)

@@ -5,9 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsdfm.flow import ExactJump, MaskSource, MixturePath, UniformSource, total_variation
-from fsdfm.studies.truth.joints import FAMILIES, joint_sampler_law, sweep_law, whole_posterior
-from fsdfm.studies.truth.laws import exact_tables, law_of, score, transition_error
+from fsdfm.flow import RULES, ExactJump, Grid, MaskSource, MixturePath, UniformSource, sample, total_variation
+from fsdfm.flow.exact import all_states
+from fsdfm.flow.posterior import posterior_of
+from fsdfm.noise import Noise
+from fsdfm.studies.truth.joints import (
+    FAMILIES,
+    independent_table,
+    joint_sampler_law,
+    joint_table,
+    sweep_law,
+    swept_law,
+    trained_law,
+    whole_posterior,
+)
+from fsdfm.studies.truth.laws import BUDGETS, exact_tables, law_of, make_tables, score, transition_error
+from fsdfm.studies.truth.methods import FULL, make_objective
+from fsdfm.studies.truth.network import JointDenoiser, TinyDenoiser
+from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import World, make_world
 
 
@@ -83,3 +98,99 @@ def test_transitions_are_judged_by_pairs_alone() -> None:
     assert transition_error(even, half, vocab=2) == pytest.approx(0.5)
     assert transition_error(even, torch.tensor([1.0, 0, 0, 0]), vocab=2) == pytest.approx(0.75)  # 1 has no successor
     assert transition_error(torch.ones(2) / 2, torch.ones(2) / 2, vocab=2) == 0
+
+
+# --- trained heads ----------------------------------------------------------------------------------------------------
+
+
+def parent(place: World) -> TinyDenoiser:
+    return TinyDenoiser(place.path.source.vocab_size, place.length, width=16, seed=3)
+
+
+def error_in_one_call(network: JointDenoiser, place: World) -> float:
+    return total_variation(trained_law(place, 1, lambda t: joint_table(network, place, t)), place.truth)
+
+
+def shaken(place: World, kind: str) -> JointDenoiser:
+    """A head that says something: every weight but those of h a random number."""
+    network = JointDenoiser(parent(place), kind, seed=4)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in network.joint.named_parameters():
+            if not name.startswith("step"):
+                weight.add_(torch.randn(weight.shape, generator=generator) * 0.7)
+    return network
+
+
+@pytest.mark.parametrize("kind", ["crf", "causal"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_table_holds_the_heads_own_probability_of_every_text(kind: str, masked: bool) -> None:
+    place = world(masked=masked)
+    network, states = shaken(place, kind), all_states(place.p_1.shape[0], 3)
+    table = joint_table(network, place, 0.3).flatten(1)
+    t = torch.full((len(states),), 0.3, dtype=torch.float64)
+    held = torch.where(place.path.source.movable(states), -1, states)
+    for n in (0, 7, len(states) - 2):
+        shown = states[n : n + 1].expand_as(states)
+        with torch.no_grad():
+            posterior = posterior_of(network, shown, t, h=t * 0 + 0.5).given(
+                held[n : n + 1].expand_as(states), forbidden=place.path.source.mask_token
+            )
+            said = posterior.log_prob(states).exp().double()
+        assert float(table[n].sum()) == pytest.approx(1)
+        assert torch.allclose(table[n], said, atol=1e-6)
+    assert torch.allclose(
+        trained_law(place, 1, lambda t: joint_table(network, place, t)),
+        place.start @ joint_table(network, place, 0.0).flatten(1),
+    )
+
+
+@pytest.mark.parametrize("kind", ["crf", "causal"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_head_that_says_nothing_yet_has_the_law_of_its_parent(kind: str, masked: bool) -> None:
+    place = world(masked=masked)
+    network, plain = JointDenoiser(parent(place), kind), make_tables(parent(place), place)
+    for steps in BUDGETS:
+        law = trained_law(place, steps, lambda t: joint_table(network, place, t))
+        assert total_variation(law, law_of(plain[steps], place, ExactJump())) < 1e-6
+        swept = swept_law(place, steps, lambda t: joint_table(network, place, t))
+        alone = swept_law(place, steps, lambda t: independent_table(parent(place), place, t))
+        assert total_variation(swept, alone) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["crf", "causal"])
+@pytest.mark.parametrize(("rule", "law"), [("exact", trained_law), ("sweep", swept_law)])
+def test_the_law_is_that_of_the_samplers_draws(kind: str, rule: str, law) -> None:
+    place, num = world(), 500
+    network = shaken(place, kind)
+    noise = Noise(seed=6, samples=range(num))
+    with torch.no_grad():
+        x_0 = place.path.source.sample(noise, 3)
+        x_1 = sample(network, place.path, x_0, grid=Grid.uniform(2), noise=noise, rule=RULES[rule])
+    counted = torch.bincount((x_1 * torch.tensor([9, 3, 1])).sum(1), minlength=27) / num
+    expected = law(place, 2, lambda t: joint_table(network, place, t))
+    chi_square = float(((counted - expected) ** 2 / expected).sum()) * num
+    assert chi_square < 26 + 4 * (2 * 26) ** 0.5  # four standard deviations
+
+
+@pytest.mark.parametrize("name", ["crf", "causal", "causal-prefixes"])
+def test_training_moves_the_head_and_never_the_weights_of_h(name: str) -> None:
+    place = world()
+    method = next(method for method in FULL if method.name == name)
+    start = JointDenoiser(parent(place), method.posterior)
+    child = train(
+        start,
+        make_objective(method, place.path, 12),
+        DataLaw(place),
+        lessons=Lessons(train_steps=12, batch_size=64),
+        seed=0,
+        step_aware=False,
+        watch=lambda step, ema: None,
+    )
+    before, after = (error_in_one_call(network, place) for network in (start, child))
+    assert after < before
+    t = torch.zeros(1, dtype=torch.float64)
+    x = torch.zeros(1, 3, dtype=torch.int64)
+    with torch.no_grad():
+        said = [posterior_of(child, x, t, h=t + h).log_prob(x + 1) for h in (1.0, 2.0**-10)]
+    assert torch.equal(*said)

@@ -16,7 +16,8 @@ and holds the digest of what it was drawn from, so that one that is out of date 
     <!-- picture latency fewstep*.json -->
     ![Perplexity against seconds](assets/latency.png)
 
-The least and the largest ratio that two sweeps have at equal entropy stand inside of a line, too:
+The least and the largest ratio that two sweeps have at equal entropy stand inside of a line, too; FILE:NAME is the
+sweep of an autoregressive model:
 
     <!-- equal-entropy sweeps/parent.json sweeps/fewstep.json -->0.160 to 0.290<!-- /equal-entropy --> times
 
@@ -51,6 +52,7 @@ from fsdfm.show.quality.figures import draw_frontier, draw_latency, draw_quality
 from fsdfm.show.quality.metrics import metric_named
 from fsdfm.show.quality.tables import (
     Table,
+    against_alternatives_table,
     controls_table,
     equal_entropy_table,
     few_steps_table,
@@ -128,7 +130,9 @@ class _Picture:
     def digest(self) -> str:
         """Of all that is drawn."""
         drawn = [(label, e.to_json()["rows"], e.to_json()["frontier"]) for label, e in self.comparison.pairs]
-        beside = [[row.to_json() for row in e.alternatives] for e in self.comparison.evaluations]
+        beside = [
+            [row.to_json() for row in (*e.alternatives, *e.alternative_frontier)] for e in self.comparison.evaluations
+        ]
         real = [{name: m.to_json() for name, m in each.metrics.items()} for each in self.comparison.reals]
         said = json.dumps([self.kind, drawn, beside, real, sorted(self.comparison.marks.found)], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()
@@ -195,11 +199,22 @@ def _section(found: re.Match[str], folder: Path) -> str:
 def _ratios(found: re.Match[str], folder: Path) -> str:
     """The least and the largest ratio of perplexities at the entropies that both sweeps have."""
     begin, first, other, _, end = found.groups()
-    table = equal_entropy_table(_comparison([folder / first, folder / other]))
+    table = equal_entropy_table(_two_sweeps(folder, first, other))
     if table is None:
         raise ValueError(f"{first} and {other} have no entropy in common; sweep both: --frontier 0.8,0.9,1")
     ratios = [row[-1].strip("*").partition(" ")[0] for row in table.rows]
     return f"{begin}{min(ratios, key=float)} to {max(ratios, key=float)}{end}"
+
+
+def _two_sweeps(folder: Path, first: str, other: str) -> Comparison:
+    """Two models of two files; FILE:NAME is the autoregressive model NAME that FILE swept."""
+    found = []
+    for name, _, alternative in (each.partition(":") for each in (first, other)):
+        evaluation = load_evaluation(folder / name)
+        if alternative and alternative not in evaluation.swept_alternatives:
+            raise ValueError(f"{name} holds no sweep of {alternative}; measure it: --alternative-frontier 0.8,0.9")
+        found.append(evaluation.swept_alternatives[alternative] if alternative else evaluation)
+    return Comparison(tuple(evaluation.name for evaluation in found), tuple(found), alone=True)
 
 
 def _number(found: re.Match[str], folder: Path) -> str:
@@ -262,7 +277,12 @@ def _same_model(known: Evaluation, later: Evaluation) -> tuple[Evaluation, Evalu
         return known, later
     for own, other in ((known, later), (later, known)):
         if not (other.rows or other.frontier):
-            return own, Evaluation(model=own.model, judge=_judge_of(other), alternatives=other.alternatives)
+            return own, Evaluation(
+                model=own.model,
+                judge=_judge_of(other),
+                alternatives=other.alternatives,
+                alternative_frontier=other.alternative_frontier,
+            )
     raise ValueError(f"two result files of {known.name} have different weights; measure one of them again")
 
 
@@ -285,6 +305,9 @@ def _join(known: Evaluation, later: Evaluation) -> Evaluation:
         frontier=joined.frontier,
         controls=main.controls or other.controls,
         alternatives=_join_alternatives(main, other),
+        alternative_frontier=tuple(
+            {(row.facts.get("name"), row.key): row for e in (other, main) for row in e.alternative_frontier}.values()
+        ),
     )
 
 
@@ -325,6 +348,7 @@ _TABLES: dict[str, Callable[[Comparison], Table | None]] = {
     "few-steps": few_steps_table,
     "matched": matched_table,
     "equal-entropy": equal_entropy_table,
+    "equal-entropy-alternative": against_alternatives_table,
     "model": _first(lambda label, e, c: model_tables(label, e, c.real_of(label), marks=c.marks_of(label))[0]),
     "controls": _first(lambda label, e, c: controls_table(label, e, c.real_of(label))),
 }

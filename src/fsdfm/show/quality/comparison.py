@@ -33,6 +33,7 @@ class Comparison:
 
     labels: tuple[str, ...]
     evaluations: tuple[Evaluation, ...]
+    alone: bool = False  # without the autoregressive models beside them
 
     def __post_init__(self) -> None:
         judges = {str(e.judge.get("name")) for e in self.evaluations}
@@ -57,6 +58,13 @@ class Comparison:
     def pairs(self) -> list[tuple[str, Evaluation]]:
         """Every label with its evaluation."""
         return list(zip(self.labels, self.evaluations, strict=True))
+
+    @property
+    def swept_alternatives(self) -> dict[str, Evaluation]:
+        """The autoregressive models that any file swept over temperature, by name."""
+        if self.alone:
+            return {}
+        return {name: found for e in self.evaluations for name, found in e.swept_alternatives.items()}
 
     @property
     def budgets(self) -> list[int]:

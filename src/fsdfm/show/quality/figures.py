@@ -153,12 +153,14 @@ def _deltas(axes: Axes, pairs: Sequence[tuple[Row, Row]], metric: Metric, *, sty
 def draw_frontier(comparison: Comparison) -> Figure | None:
     """Perplexity against entropy, a line per model and budget from cold to hot; real data is a point in its band."""
     metric = _perplexity(comparison)
-    if metric is None or not any(_sweeps(e, metric) for e in comparison.evaluations):
+    every = [*comparison.evaluations, *comparison.swept_alternatives.values()]
+    if metric is None or not any(_sweeps(e, metric) for e in every):
         return None
     figure = new_figure(4.4)
     (axes,) = _panels(figure, 1, 1)
     ends: list[tuple[float, float, str, str]] = []
-    for n, evaluation in enumerate(comparison.evaluations):
+    shown = [*comparison.pairs, *comparison.swept_alternatives.items()]
+    for n, (label, evaluation) in enumerate(shown):
         sweeps = _sweeps(evaluation, metric)
         for rank, (steps, rows) in enumerate(sweeps.items()):
             x = [row.metrics["entropy_bits"].value for row in rows]
@@ -167,7 +169,8 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
                 _lighter(look(n).colour, 0.55 * (1 - (rank + 1) / len(sweeps))), look(n).marker, look(n).dashes
             )
             draw_series(axes, series, style)
-            ends.append((series.x[-1], series.y[-1], f"{steps} step{'s' if steps > 1 else ''}", look(n).colour))
+            says = f"{steps} step{'s' if steps > 1 else ''}" if n < len(comparison.evaluations) else label
+            ends.append((series.x[-1], series.y[-1], says, look(n).colour))
     for real in comparison.reals:
         _real_point(axes, real.metrics.get("entropy_bits"), real.metrics.get(metric.name))
     set_log_axis(axes, "y")
@@ -176,9 +179,9 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
     axes.set_xlabel("entropy of a sample, bits (right: more diverse)")
     axes.set_ylabel(comparison.marks.label(metric))
     set_title(axes, "Perplexity against entropy as the temperature rises")
-    swept = [n for n, evaluation in enumerate(comparison.evaluations) if _sweeps(evaluation, metric)]
-    flagged = any(row.flags for n in swept for row in comparison.evaluations[n].frontier)
-    add_legend(figure, {n: comparison.labels[n] for n in swept}, real=False, flagged=flagged)
+    swept = [n for n, (_, evaluation) in enumerate(shown) if _sweeps(evaluation, metric)]
+    flagged = any(row.flags for n in swept for row in shown[n][1].frontier)
+    add_legend(figure, {n: shown[n][0] for n in swept}, real=False, flagged=flagged)
     return figure
 
 

@@ -205,7 +205,7 @@ def controls_table(label: str, evaluation: Evaluation, real: Real) -> Table | No
 def equal_entropy_table(comparison: Comparison) -> Table | None:
     """Perplexity of each model as a multiple of the first one's, where both sweeps have the entropy; None: nowhere."""
     body = []
-    for label, evaluation in comparison.pairs[1:]:
+    for label, evaluation in (*comparison.pairs[1:], *comparison.swept_alternatives.items()):
         for first, other in _swept(comparison.evaluations[0], evaluation):
             sweeps = _sweep(comparison.evaluations[0], first), _sweep(evaluation, other)
             if sweeps[0] is None or sweeps[1] is None:
@@ -225,6 +225,15 @@ def equal_entropy_table(comparison: Comparison) -> Table | None:
         "95 % interval leaves out 1.",
         notes=_how(comparison, (metric_named("token_perplexity"),)),
     )
+
+
+def against_alternatives_table(comparison: Comparison) -> Table | None:
+    """The same with the first autoregressive model as the measure of the others; None: none was swept."""
+    for name, alternative in comparison.swept_alternatives.items():
+        return equal_entropy_table(
+            Comparison((name, *comparison.labels), (alternative, *comparison.evaluations), alone=True)
+        )
+    return None
 
 
 def _sign(comparison: Comparison) -> str:

@@ -15,7 +15,16 @@ from fsdfm.flow import ExactJump, Jump, total_variation
 from fsdfm.measure.matching import find_temperature
 from fsdfm.studies.folder import StudyFolder
 from fsdfm.studies.runner import Cell
-from fsdfm.studies.truth.joints import FAMILIES, joint_sampler_law, sweep_law
+from fsdfm.studies.truth.joints import (
+    FAMILIES,
+    JointTables,
+    independent_table,
+    joint_sampler_law,
+    joint_table,
+    sweep_law,
+    swept_law,
+    trained_law,
+)
 from fsdfm.studies.truth.laws import (
     BUDGETS,
     Tables,
@@ -29,7 +38,7 @@ from fsdfm.studies.truth.laws import (
     score,
 )
 from fsdfm.studies.truth.methods import COUPLED_STATES, FULL, MASK, QUICK, RULES, Method, make_objective
-from fsdfm.studies.truth.network import TinyDenoiser
+from fsdfm.studies.truth.network import JointDenoiser, TinyDenoiser
 from fsdfm.studies.truth.training import DataLaw, Lessons, train
 from fsdfm.studies.truth.worlds import World, make_world
 
@@ -109,6 +118,8 @@ class MethodTrial:
             return cell
         if method.family:
             return self._judge_family(method)
+        if method.sweeps:
+            return self._judge_swept(method.start)
         if method.entropy_of:
             return self._at_entropy_of(method)
         return self._train(method)
@@ -128,6 +139,18 @@ class MethodTrial:
         found = {str(steps): score(law(self.world, steps, family=family), self.world) for steps in BUDGETS}
         return {"rules": {"exact": found}}
 
+    def _judge_joint(self, name: str) -> dict[str, Any]:
+        """The scores of a joint head under the exact rule."""
+        tables = _joint_tables(self, name)
+        found = {str(steps): score(trained_law(self.world, steps, tables), self.world) for steps in BUDGETS}
+        return {"rules": {"exact": found}}
+
+    def _judge_swept(self, name: str) -> dict[str, Any]:
+        """The scores of a finished method's network under the rule `sweep`."""
+        tables = _joint_tables(self, name)
+        found = {str(steps): score(swept_law(self.world, steps, tables), self.world) for steps in BUDGETS}
+        return {"rules": {"exact": found}}
+
     def _train(self, method: Method) -> dict[str, Any]:
         lessons = self.setting.lessons(method)
         joint = _coupling(self, method.pairs_from, method.draws) if method.pairs_from else None
@@ -138,20 +161,28 @@ class MethodTrial:
             tables = make_tables(ema, self.world, budgets=(4,))
             curve[str(step)] = total_variation(law_of(tables[4], self.world, ExactJump()), self.world.truth)
 
-        network = train(
-            start,
-            make_objective(method, self.world.path, lessons.train_steps),
-            DataLaw(self.world, joint),
+        run = partial(
+            train,
+            objective=make_objective(method, self.world.path, lessons.train_steps),
+            data=DataLaw(self.world, joint),
             lessons=lessons,
             seed=crc32(f"{self.world.name} {self.seed} {method.name}".encode()),
             step_aware=bool(method.tableau),
-            watch=watch,
         )
+        network: TinyDenoiser | JointDenoiser
+        if method.posterior:
+            joined = JointDenoiser(start, method.posterior, seed=self.seed)
+            network = run(joined, watch=lambda *_: None)  # a law of joint draws takes its time
+        else:
+            network = run(start, watch=watch)
         self.folder.keep(self._cell(method.name), ".pt", lambda file: torch.save(network.state_dict(), file))
-        cell = self._judge(make_tables(network, self.world))
+        if isinstance(network, JointDenoiser):
+            cell = self._judge_joint(method.name)
+        else:
+            cell = self._judge(make_tables(network, self.world))
         cell["conditional_total_correlation"] = conditional_total_correlation(self.world, joint)
         cell["tv_at_4_steps_while_training"] = curve
-        if not method.start:
+        if isinstance(network, TinyDenoiser) and not method.start:
             cell["tv_to_exact_posterior"] = self._gap(network)
             cell["tv_of_pairs"] = self._error_of_pairs(network)
         return cell
@@ -174,8 +205,15 @@ class MethodTrial:
         return TinyDenoiser(self.world.path.source.vocab_size, self.world.length, seed=self.seed)
 
     def load(self, method: str) -> TinyDenoiser:
-        """The network of a finished method."""
-        network = self._fresh()
+        """The network of a finished method without a joint head."""
+        network = self.finished(method)
+        assert isinstance(network, TinyDenoiser)
+        return network
+
+    def finished(self, method: str) -> TinyDenoiser | JointDenoiser:
+        """The network of any finished method."""
+        kind = next(each.posterior for each in FULL if each.name == method)
+        network = JointDenoiser(self._fresh(), kind) if kind else self._fresh()
         network.load_state_dict(torch.load(self.folder.file(self._cell(method), ".pt"), weights_only=True))
         return network
 
@@ -203,6 +241,15 @@ def _coupling(trial: MethodTrial, method: str, draws: str) -> Tensor:
     """P(x_1 | x_0) of a finished method's pairs."""
     make = quantile_joint_law if draws == "quantile" else joint_law
     return make(trial.load(method), trial.world, steps=trial.setting.pair_steps)
+
+
+@lru_cache(maxsize=1)  # a network is judged by both rules, one after the other
+def _joint_tables(trial: MethodTrial, method: str) -> JointTables:
+    """What a finished method's network says, a table a time, all of which stay."""
+    network = trial.finished(method)
+    if isinstance(network, JointDenoiser):
+        return lru_cache(maxsize=max(BUDGETS))(partial(joint_table, network, trial.world))
+    return partial(independent_table, network, trial.world)
 
 
 def _match_entropy(law_at: Callable[[float], Tensor], wanted: float) -> tuple[float, Tensor]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdfm.flow import POLICIES, ExactJump, InstantJump, Jump, MixturePath, SingleJump, StepSizeWeights
+from fsdfm.flow import (
+    POLICIES,
+    ExactJump,
+    InstantJump,
+    Jump,
+    MixturePath,
+    SingleJump,
+    StepSizeWeights,
+    dyadic_step_sizes,
+)
 from fsdfm.flow.grid import AnnealedGeometricWeights, MirroredWeights
 from fsdfm.learn import (
     TABLEAUS,
@@ -16,7 +25,9 @@ from fsdfm.learn import (
     PathLoss,
     PathObjective,
     ShortcutTeacher,
+    SweepObjective,
 )
+from fsdfm.learn.path import FineTimes
 from fsdfm.learn.teacher import Average
 
 __all__ = ["COUPLED_STATES", "FULL", "MASK", "QUICK", "RULES", "TEMPERED", "Method", "make_objective"]
@@ -46,7 +57,10 @@ class Method:
     lessons     training steps, as a multiple of the setting's
     entropy_of  a control: no training, `start` at the temperature that gives it this method's entropy at each budget
     family      no training: the exact posterior's projection to "independent", "chain" or "whole" joint laws
-    sweeps      whether positions settle from left to right (the rule `sweep`) instead of by the exact rule
+    sweeps      whether positions settle from left to right (the rule `sweep`) instead of by the exact rule; without a
+                family no training either, it is the network of `start`
+    posterior   a joint head over the start's network, "crf" or "causal", trained on the likelihood of whole texts
+    prefixes    whether it trains on states with a settled beginning, too, as the rule `sweep` shows them
     """
 
     name: str
@@ -62,6 +76,8 @@ class Method:
     entropy_of: str = ""
     family: str = ""
     sweeps: bool = False
+    posterior: str = ""
+    prefixes: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -72,6 +88,10 @@ class Method:
 def make_objective(method: Method, path: MixturePath, train_steps: int) -> Objective:
     """What a method minimises; the period of the annealed policy is scaled to reach PU when training ends."""
     loss = LOSSES[method.loss]
+    if method.prefixes:
+        return SweepObjective(path, step_sizes=dyadic_step_sizes(-3), times=FineTimes(), chunk=None)
+    if method.posterior:
+        return PathObjective(path, loss=loss, chunk=None)
     if not method.tableau:
         return PathObjective(path, loss=loss, chunk=_CHUNK)
     policies: dict[str, StepSizeWeights] = {
@@ -93,6 +113,7 @@ _FAMILIES = [
     Method("exact/whole-sweep", start="", family="whole", sweeps=True),
 ]
 _PATH_ONLY = Method("path-only")
+_PATH_ONLY_SWEPT = Method("path-only/sweep", start="path-only", sweeps=True)
 _TEACHERS = [Method(name, tableau=name) for name in TABLEAUS]
 _OTHER_AVERAGES = [
     *[
@@ -120,12 +141,29 @@ _TIED = [
     Method("quantile-2", start="quantile-1", pairs_from="quantile-1", draws="quantile"),
     Method("quantile-2+rk2", start="quantile-2", pairs_from="quantile-1", draws="quantile", tableau="rk2"),
 ]
+_JOINT = [
+    Method("crf", posterior="crf"),
+    Method("causal", posterior="causal"),
+    Method("causal-prefixes", posterior="causal", prefixes=True),
+]
+_POSTERIORS = [each for m in _JOINT for each in (m, Method(f"{m.name}/sweep", start=m.name, sweeps=True))]
 _LONG_PATH_ONLY = Method("path-only/x3", lessons=3)
 _CONTROLS = [Method(f"dfm/entropy-of-{n}", entropy_of=n) for n in TEMPERED]
 
 FULL: tuple[Method, ...] = (
-    *(_EXACT, *_FAMILIES, _PARENT, _PATH_ONLY, *_TEACHERS, *_OTHER_AVERAGES, *_POLICIES, *_TEACHER_RULES, _PAPER),
-    *(*_REFLOWS, *_TIED, _LONG_PATH_ONLY, *_CONTROLS),
+    *(
+        _EXACT,
+        *_FAMILIES,
+        _PARENT,
+        _PATH_ONLY,
+        _PATH_ONLY_SWEPT,
+        *_TEACHERS,
+        *_OTHER_AVERAGES,
+        *_POLICIES,
+        *_TEACHER_RULES,
+        _PAPER,
+    ),
+    *(*_REFLOWS, *_TIED, *_POSTERIORS, _LONG_PATH_ONLY, *_CONTROLS),
 )
 """Everything, for the uniform source."""
 
@@ -146,6 +184,7 @@ MASK: tuple[Method, ...] = tuple(
         "dfm/entropy-of-rk2",
         "dfm/entropy-of-rk4",
         "dfm/entropy-of-chained",
+        *(method.name for method in (_PATH_ONLY_SWEPT, *_POSTERIORS)),
     }
     | {*TABLEAUS, "rk2/probabilities", "rk4/probabilities"}
 )
@@ -156,6 +195,7 @@ COUPLED_STATES = 1024
 
 _IN_QUICK = {
     *("exact", *(method.name for method in _FAMILIES)),
+    *(method.name for method in (_PATH_ONLY_SWEPT, *_POSTERIORS)),
     *("dfm", "path-only", "rk2", "rk4", "chained", "rk2/probabilities", "reflow-1", "reflow-2"),
     *("reflow-2+rk2", "quantile-1", "dfm/entropy-of-rk2", "dfm/entropy-of-rk4", "dfm/entropy-of-reflow-2+rk2"),
 }

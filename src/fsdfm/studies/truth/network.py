@@ -1,4 +1,7 @@
-"""The network of the study: a small multilayer perceptron over the whole state, step-aware from a zero start."""
+"""The networks of the study: a small multilayer perceptron over the whole state, step-aware from a zero start.
+
+`JointDenoiser` is one with a joint head of the library, as it ships, over its features.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TinyDenoiser"]
+from fsdfm.model import CausalHeadConfig, CRFConfig, JointHead
+from fsdfm.model.joint import make_joint_head
+from fsdfm.model.layers import StackConfig
+
+__all__ = ["JointDenoiser", "TinyDenoiser"]
 
 _SMALLEST = 2.0**-10
+_CHANNELS = 24
 
 
 class TinyDenoiser(nn.Module):
@@ -26,7 +34,7 @@ class TinyDenoiser(nn.Module):
     def __init__(self, vocab_size: int, length: int, *, width: int = 128, blocks: int = 2, seed: int = 0):
         super().__init__()
         self.vocab_size, self.length = vocab_size, length
-        channels, embedded = 24, 16
+        channels, embedded = _CHANNELS, 16
         times, sizes = _time_features(torch.zeros(1)).shape[-1], _step_features(torch.ones(1)).shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -73,6 +81,59 @@ class TinyDenoiser(nn.Module):
     def forward(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Logits [B, L, V]."""
         return self.logits_at(self.trunk(x_t, t, h))
+
+
+class JointDenoiser(nn.Module):
+    """A `TinyDenoiser` whose positions are drawn together, by a head that says nothing at the start.
+
+    kind   "crf": transitions of full rank between neighbours, alike at all times; "causal": two causal blocks
+
+    The head reads tokens with the embedding of what is shown. Its weights of h, zero at the start, stand still like
+    those of the trunk: the same posterior for every step size.
+    """
+
+    def __init__(self, plain: TinyDenoiser, kind: str, *, seed: int = 0):
+        super().__init__()
+        self.plain = plain
+        vocab = plain.vocab_size
+        stack = StackConfig(
+            vocab_size=vocab, width=_CHANNELS, num_blocks=2, num_heads=2, mlp_width=64, style="llama", dropout=0.0
+        )
+        config = CRFConfig(rank=vocab) if kind == "crf" else CausalHeadConfig(num_blocks=2, cond_width=16)
+        self.joint: JointHead = make_joint_head(stack, config)
+        self.joint.initialise(seed)
+
+    @property
+    def head(self) -> nn.Module:
+        """The last linear layer."""
+        return self.plain.head
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """What a causal head reads the tokens before with."""
+        return self.plain.shown
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.plain.length
+
+    def plain_parameters(self) -> Iterable[nn.Parameter]:
+        """Everything but the weights of h."""
+        yield from self.plain.plain_parameters()
+        yield from (p for name, p in self.joint.named_parameters() if not name.startswith("step"))
+
+    def step_aware_parameters(self) -> Iterable[nn.Parameter]:
+        """Everything."""
+        return self.parameters()
+
+    def trunk(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Features [B, L, C]."""
+        return self.plain.trunk(x_t, t, h)
+
+    def logits_at(self, rows: Tensor) -> Tensor:
+        """The head: [N, C] -> [N, V]."""
+        return self.plain.logits_at(rows)
 
 
 def _time_features(t: Tensor) -> Tensor:

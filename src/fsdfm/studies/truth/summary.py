@@ -116,6 +116,10 @@ QUESTIONS = (
     TruthQuestion(
         "Free or quantile-coupled, then few-step training", ("reflow-2+rk2", "quantile-1+rk2", "quantile-2+rk2")
     ),
+    TruthQuestion("Posterior, exact rule", ("path-only", "crf", "causal", "causal-prefixes")),
+    TruthQuestion(
+        "Posterior, sweep", tuple(f"{name}/sweep" for name in ("path-only", "crf", "causal", "causal-prefixes"))
+    ),
     TruthQuestion("Everything against its controls", ("path-only", "rk2", "rk4", "paper", "reflow-2", "reflow-2+rk2")),
 )
 
