@@ -168,6 +168,7 @@ class SampleConfig:
     top_k: int | None = None
     jump: str | None = None
     grid: str = "uniform"
+    renoise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.num < 1:

@@ -50,7 +50,7 @@ def test_samples_while_training_take_the_same_options_with_the_same_defaults():
     assert {name: own[name] for name in theirs if name not in of_the_run} == {
         name: default for name, default in theirs.items() if name not in of_the_run
     }
-    assert own.keys() - theirs.keys() == {"every", "num", "length"}
+    assert own.keys() - theirs.keys() == {"every", "num", "length", "renoise"}
     asked = SampleConfig(steps=3, final_temperature=0.5, top_k=4, grid="kappa")
     assert asked.sampler() == SamplerConfig(steps=3, final_temperature=0.5, top_k=4, grid="kappa")
     assert SampleConfig().sampler() == SamplerConfig()

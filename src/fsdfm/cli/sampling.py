@@ -80,6 +80,9 @@ class SamplingOptions(NoiseSamplingOptions):
     start: Annotated[
         float | None, typer.Option(help="The time to start from; by default it follows from what is given.")
     ] = None
+    renoise: Annotated[
+        float, typer.Option(help="Before each step but the last go back by so many, and write anew; 0: never.")
+    ] = 0.0
     cache: Annotated[
         str, typer.Option(help="off; prompt: keep what is computed of the prompt (faster, not exact); prompt:4: renew.")
     ] = "off"

@@ -98,6 +98,7 @@ def sampling_of(evaluation: Evaluation, row: Row | None = None) -> Sampling:
         "top_p": None,
         "jump": "exact",
         "grid": "uniform",
+        "renoise": 0.0,
     }
     told = {name: evaluation.sampler.get(name, value) for name, value in usual.items()}
     if row is not None:

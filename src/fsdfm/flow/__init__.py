@@ -37,6 +37,7 @@ from fsdfm.flow.rule import (
     advance,
     find_rule,
     low_discrepancy_turns,
+    require_retreat,
     transition_log_prob,
 )
 from fsdfm.flow.sampler import Question, Sampler, Step, sample, trajectory
@@ -104,6 +105,7 @@ __all__ = [
     "posterior_of",
     "quantile_draws",
     "quantile_law",
+    "require_retreat",
     "sample",
     "sampler_law",
     "total_variation",

@@ -50,6 +50,8 @@ class CertainTurns(StepRule):
     returns   whether positions that had their first turn are candidates again
     """
 
+    goes_back = False
+
     bound: float | None = None
     returns: bool = True
 
@@ -147,6 +149,8 @@ class StableStop(StepRule):
     Stable: the likeliest token of every position that may change is what it was `patience` calls ago and since.
     Confident: the mean entropy of these positions is at most `entropy` nats.
     """
+
+    goes_back = False
 
     rule: StepRule = field(default_factory=lambda: RULES["spaced"])
     entropy: float = 0.3

@@ -24,6 +24,7 @@ __all__ = [
     "generator",
     "normalised",
     "posterior_table",
+    "renoise_matrix",
     "sampler_law",
     "total_variation",
     "transition_matrix",
@@ -202,10 +203,24 @@ def transition_matrix(probs: Tensor, path: MixturePath, jump: Jump, *, t: float,
     return matrix
 
 
-def sampler_law(denoiser: LogitsFunction, path: MixturePath, start: Tensor, *, grid: Grid, jump: Jump) -> Tensor:
+def renoise_matrix(path: MixturePath, length: int, *, t: float, t_back: float) -> Tensor:
+    """The law of `MixturePath.renoise` between all states: float64 [V^L, V^L], rows sum to 1."""
+    vocab, now, back = path.source.vocab_size, float(path.schedule.kappa(t)), float(path.schedule.kappa(t_back))
+    kept = back / now if now > 0 else 1.0
+    single = kept * torch.eye(vocab, dtype=torch.float64) + (1 - kept) * path.source.probabilities()
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(length):
+        matrix = torch.kron(matrix, single)
+    return matrix
+
+
+def sampler_law(
+    denoiser: LogitsFunction, path: MixturePath, start: Tensor, *, grid: Grid, jump: Jump, renoise: float = 0.0
+) -> Tensor:
     """The law in which the sampler ends, computed, not sampled: float64 like `start`.
 
     start   the law of x_0 over all states [V^L], or a stack of them [K, V^L]; diag(p_0) gives the joint pi(x_0, x_1)
+    renoise   steps back before each but the last, as in `Sampler`
     """
     if grid.times.ndim != 1:
         raise ValueError("the grid has times of its own for every row; a law needs one grid for all")
@@ -213,6 +228,9 @@ def sampler_law(denoiser: LogitsFunction, path: MixturePath, start: Tensor, *, g
     law = start.to(torch.float64)
     times = grid.times.tolist()
     for t, t_next in pairwise(times):
+        if renoise and t_next < 1:
+            t_back = max(0.0, t - renoise * (t_next - t))
+            law, t = law @ renoise_matrix(path, length, t=t, t_back=t_back), t_back
         probs = posterior_table(denoiser, path, length, t=t, h=t_next - t)
         law = law @ transition_matrix(probs, path, jump, t=t, t_next=t_next)
     return law

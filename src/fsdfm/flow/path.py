@@ -64,19 +64,26 @@ class MixturePath:
         shows_data = turns < kappa
         return torch.where(shows_data.to(x_1.device), x_1, x_0)
 
-    def renoise(self, x_t: Tensor, t: Time, t_back: Time, *, noise: Noise, step: int = 0) -> Tensor:
+    def renoise(self, x_t: Tensor, t: Time, t_back: Time, *, noise: Noise, step: int = 0, origin: Time = 0.0) -> Tensor:
         """Go back in time exactly: x_s ~ p_s for s = t_back <= t, if x_t ~ p_t and the coupling is independent.
 
         Each position returns to the source with probability 1 - kappa_s / kappa_t, for then
         (kappa_s/kappa_t) [kappa_t delta_{x_1} + (1-kappa_t) p_0] + (1 - kappa_s/kappa_t) p_0
         = kappa_s delta_{x_1} + (1-kappa_s) p_0. Under the mask source this is remasking.
+
+        origin   the time t_0 <= s at which these positions were noise alone, which is later than 0 where others are
+                 given; they show x_1 with probability (kappa_t - kappa_{t_0}) / (1 - kappa_{t_0}), and so stay with
+                 (kappa_s - kappa_{t_0}) / (kappa_t - kappa_{t_0})
         """
         if not isinstance(self.coupling, IndependentCoupling):
             raise ValueError("renoising needs the independent coupling: noise that is new knows nothing of x_1")
         require_rows(noise, len(x_t))
-        now, back = self.schedule.kappa(t), self.schedule.kappa(t_back)
+        first = self.schedule.kappa(origin)
+        now, back = self.schedule.kappa(t) - first, self.schedule.kappa(t_back) - first
         if not bool((back <= now).all()):
             raise ValueError(f"t_back={t_back} lies after t={t}; renoising goes back in time")
+        if bool((back < 0).any()):
+            raise ValueError(f"t_back={t_back} lies before {origin}, when there was nothing but noise; go back to it")
         kept = torch.where(now > 0, back / now.clamp(min=1e-300), 1.0).to(noise.samples.device).reshape(-1, 1)
         returns = noise.uniform(Purpose.RENOISE, x_t.shape[1], step) >= kept
         x_0 = self.source.sample(noise, x_t.shape[1], step=step + 1)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ __all__ = [
     "advance",
     "find_rule",
     "low_discrepancy_turns",
+    "require_retreat",
     "scalar_fields",
     "transition_log_prob",
 ]
@@ -102,7 +103,13 @@ class Plan:
 
 
 class StepRule(ABC):
-    """One step of the sampler."""
+    """One step of the sampler.
+
+    goes_back   whether texts may be sent back in time between its steps (`renoise`): false for rules that count for
+                themselves what has had its turn, remember what they drew, or have a schedule that is not the path's
+    """
+
+    goes_back: ClassVar[bool] = True
 
     @abstractmethod
     def plan(self, state: SamplerState) -> Plan:
@@ -409,6 +416,16 @@ def find_rule(text: str) -> StepRule:
         return rule.with_options(**options) if options else rule
     except TypeError as error:
         raise ValueError(f"jump is {text!r}; {error}: give numbers where numbers belong") from error
+
+
+def require_retreat(rule: StepRule) -> None:
+    """Raise unless texts may go back in time between the steps of this rule."""
+    if not rule.goes_back:
+        name = next((name for name, known in RULES.items() if known == rule), str(rule))
+        raise ValueError(
+            f"renoise goes back in time, which the rule {name} cannot: it keeps count of what is settled or has a "
+            "schedule of its own; leave renoise out, or take a rule that looks at the time alone: exact, spaced"
+        )
 
 
 def scalar_fields(item: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fsdfm.flow.categorical import Filter
 from fsdfm.flow.grid import Grid
 from fsdfm.flow.path import IndependentCoupling, MixturePath, require_rows
 from fsdfm.flow.posterior import Denoiser, LogitsFunction, LogitsHook, Posterior, SplitNetwork, posterior_of
-from fsdfm.flow.rule import RULES, Plan, SamplerState, StepRule
+from fsdfm.flow.rule import RULES, Plan, SamplerState, StepRule, require_retreat
 from fsdfm.noise import Noise
 
 __all__ = ["Question", "Sampler", "Step", "sample", "trajectory"]
@@ -74,8 +74,21 @@ class Sampler:
     filter    temperature, top-k, top-p
     hook      changes logits before they are used
     calls     per text, so far: a rule may finish one before the grid is at its end
-    renoise   opt-in: a step of size h first goes back by renoise * h to a time s >= 0 (`MixturePath.renoise`: exact, no
-              network call; under the mask source it remasks), then forward from s
+    renoise   opt-in: a step of size h that does not end at t = 1 first goes back by renoise * h to a time s >= origin
+              (`MixturePath.renoise`: exact, no network call; under the mask source it remasks), then forward from s
+    origin    the time at which positions that are not frozen were noise alone, [B]: where others were given, kappa^-1
+              of their share. 0 unless said
+
+    **What renoising does.** p_t -> p_s is exact for any model, so with the true posterior and h -> 0 the end is p_1 as
+    without it. A step is a predictor, and going back and forth a corrector whose fixed point is p_t: the sum of the
+    forward and the backward rates of Campbell et al. 2022 (arXiv 2205.14987), whose predictor-corrector is that of Song
+    et al. 2021 (2011.13456), and of Gat et al. 2024 (2407.15595). Going back before every step is the churn of Karras
+    et al. 2022 (2206.00364); ReMDM's remasking (Wang et al. 2025, 2503.00307) is a rate of it under the mask source.
+    Whatever laws come in are drawn together: positions that return to the source forget what was wrong about them, and
+    of the total variation of two laws over L positions at most 1 - (1 - kappa_s/kappa_t)^L is left. What it costs is
+    longer steps, (1 + renoise) h: with the true posterior, where there is nothing to correct, as many calls end further
+    from p_1 (by enumeration, tests/flow/test_renoise.py). It gains where a network's errors are larger than those of
+    its steps: in many calls. It does not precede the last step, which would be longer, and nothing behind it corrects.
     """
 
     def __init__(
@@ -90,10 +103,14 @@ class Sampler:
         filter: Filter | None = None,
         hook: LogitsHook | None = None,
         renoise: float = 0.0,
+        origin: Tensor | None = None,
     ):
         _check(path, x_0, grid, noise=noise, frozen=frozen, renoise=renoise)
+        if renoise:
+            require_retreat(rule)
         self.path, self.grid, self.noise, self.rule = path, grid, noise, rule
         self.frozen, self.filter, self.hook, self.renoise = frozen, filter, hook, renoise
+        self.origin = torch.zeros(len(x_0), dtype=torch.float64) if origin is None else origin
         self.x, self.index = x_0, 0
         self.calls = torch.zeros(len(x_0), dtype=torch.int64)
         self._memory: dict[str, Tensor] = {}
@@ -142,8 +159,10 @@ class Sampler:
             pace = own + (1 - own) / (self.grid.steps - index)
             t, t_next = torch.where(own < 1, own, t), torch.where(own < 1, pace, t_next)  # of finished ones, any
         if self.renoise:
-            t_back = (t - self.renoise * (t_next - t)).clamp(min=0)
-            renoised = self.path.renoise(x_t, t, t_back, noise=self.noise, step=index)
+            t_back = torch.where(t_next < 1, (t - self.renoise * (t_next - t)).maximum(self.origin.minimum(t)), t)
+            renoised = self.path.renoise(
+                x_t, t, t_back, noise=self.noise, step=index, origin=self.origin.minimum(t_back)
+            )
             x_t = renoised if self.frozen is None else torch.where(self.frozen, x_t, renoised)
             t = t_back
         return SamplerState(

@@ -31,6 +31,8 @@ class Sweep(StepRule):
     block diffusion (2503.09573); here a block is a step, and as wide as the grid has it.
     """
 
+    goes_back = False
+
     def plan(self, state: SamplerState) -> Plan:
         """The positions whose turn it is."""
         require_rows(state.noise, len(state.x_t))
@@ -42,7 +44,6 @@ class Sweep(StepRule):
         rank, begin, _ = self._turns(state)
         state.memory.setdefault("start", state.t)
         state.memory.setdefault("rank", rank)
-        state.memory["reached"] = state.t_next
         held = torch.where(rank >= begin, -1, state.x_t)
         posterior = posterior.given(held, forbidden=state.path.source.mask_token)
         u = state.noise.uniform(Purpose.DESTINATION, state.x_t.shape[1], state.index)
@@ -52,8 +53,6 @@ class Sweep(StepRule):
 
     def _turns(self, state: SamplerState) -> tuple[Tensor, Tensor, Tensor]:
         """Free positions numbered, -1 elsewhere, [B, L]; the first that turns, and the first that waits, [B, 1]."""
-        if bool((state.t < state.memory.get("reached", state.t)).any()):
-            raise ValueError("the rule sweep does not go back: what it has settled stays; leave out renoise")
         free = state.movable()
         rank = state.memory.get("rank", torch.where(free, free.cumsum(1) - 1, -1))
         before = state.path.schedule.kappa(state.memory.get("start", state.t))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsdfm.checks import require_number, require_whole
 from fsdfm.files import did_you_mean
-from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule, find_rule
+from fsdfm.flow import RULES, Filter, Grid, Schedule, StepRule, find_rule, require_retreat
 from fsdfm.generate.budget import BudgetTarget, EntropyCurve
 from fsdfm.peers.sampling import geometric_grid, tail_grid
 
@@ -40,6 +40,7 @@ class SamplerOptions(TypedDict, total=False):
     jump: str | StepRule | None
     grid: str | Grid
     start: float | None
+    renoise: float
     cache: str
     keep_states: bool
     curve: EntropyCurve | None
@@ -70,6 +71,9 @@ class SamplerConfig:
                   graph; "0,0.5,0.9,1": these times; or a `Grid`
     start         t_0: the model is told times from t_0 on, and h = (1 - t_0) / steps. None: kappa^-1(share of the
                   tokens that is given), 0 where nothing is
+    renoise       so many steps back before each step but the last: positions return to the source, as many as the path
+                  says, and may be written anew (`fsdfm.flow.Sampler`). No further call; 0: none. Not with rules that
+                  count what is settled, such as sweep and certain
     cache         off; prompt: the keys and values of what is given are those of the first call of a block, which is
                   faster and not exact; prompt:4: they are renewed in every fourth call (`fsdfm.generate.cache`)
     keep_states   keep the text at every step in the result
@@ -114,6 +118,9 @@ class SamplerConfig:
     start: float | None = field(
         default=None, metadata=_says("The time to start from; it follows from what is given unless said.", ge=0, lt=1)
     )
+    renoise: float = field(
+        default=0.0, metadata=_says("Go back by so many steps before each step but the last; 0: never.", ge=0)
+    )
     cache: str = field(
         default="off", metadata=_says("off; prompt: keep what is computed of the prompt (not exact); prompt:4: renew.")
     )
@@ -130,6 +137,8 @@ class SamplerConfig:
         require_whole("seed", self.seed, 0, high=MAX_SEED)
         if self.start is not None and not 0 <= require_number("start", self.start, "0 <= start < 1") < 1:
             raise ValueError(f"start is {self.start}; allowed are 0 <= start < 1, from noise to all but finished text")
+        if not 0 <= require_number("renoise", self.renoise, "finite numbers >= 0") < math.inf:
+            raise ValueError(f"renoise is {self.renoise}; allowed are finite numbers >= 0, steps to go back")
         if not isinstance(self.keep_states, bool):
             raise ValueError(f"keep_states is {self.keep_states!r:.80}; allowed are True and False")
         if self.curve is not None and not isinstance(self.curve, EntropyCurve):
@@ -137,7 +146,9 @@ class SamplerConfig:
         if not isinstance(self.grid, str | Grid):
             raise ValueError(f"grid is {self.grid!r:.80}; allowed are a name, times such as 0,0.5,0.9,1, and a Grid")
         self.filter()
-        self.rule()
+        rule = self.rule()
+        if self.renoise:
+            require_retreat(rule)
         self.refresh()
         self._check_grid()
 
@@ -172,24 +183,28 @@ class SamplerConfig:
         """
         if not advice:
             return self
-        temperature, jump = self.temperature, self.jump
         try:
-            if self.curve is None and "curve" in advice:
-                return replace(self, curve=EntropyCurve(tuple(advice["curve"]))).advised(advice)
-            if self.steps == "auto":
-                return replace(self, jump=self.jump or advice.get("jump"))
-            if self.steps is None and self._own_times() is None and "steps" in advice:
-                return replace(self, steps=advice["steps"]).advised(advice)
-            if temperature is None and self.final_temperature is None and advice.get("temperature"):
-                known = {int(steps): float(value) for steps, value in advice["temperature"].items()}
-                temperature = known[min(known, key=lambda steps: abs(math.log(steps / self.num_steps())))]
-            if jump is None and "jump" in advice:
-                jump = str(advice["jump"])
-            return replace(self, temperature=temperature, jump=jump)
+            following = replace(self, renoise=0.0)._following(advice)
         except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(
                 f"the model's advice on sampling cannot be used: {error!r:.200}; mend its config"
             ) from error
+        return replace(following, renoise=self.renoise)  # which the advised rule may not allow: no fault of the model's
+
+    def _following(self, advice: Mapping[str, Any]) -> SamplerConfig:
+        temperature, jump = self.temperature, self.jump
+        if self.curve is None and "curve" in advice:
+            return replace(self, curve=EntropyCurve(tuple(advice["curve"])))._following(advice)
+        if self.steps == "auto":
+            return replace(self, jump=self.jump or advice.get("jump"))
+        if self.steps is None and self._own_times() is None and "steps" in advice:
+            return replace(self, steps=advice["steps"])._following(advice)
+        if temperature is None and self.final_temperature is None and advice.get("temperature"):
+            known = {int(steps): float(value) for steps, value in advice["temperature"].items()}
+            temperature = known[min(known, key=lambda steps: abs(math.log(steps / self.num_steps())))]
+        if jump is None and "jump" in advice:
+            jump = str(advice["jump"])
+        return replace(self, temperature=temperature, jump=jump)
 
     def budgeted(self, seconds: Callable[[], float], *, share: float = 0.0, in_order: bool = False) -> SamplerConfig:
         """These settings with so many steps as an automatic budget needs; `seconds` tells what a call takes here.
@@ -209,6 +224,8 @@ class SamplerConfig:
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "keep_states", "curve")}
         if self.cache == "off":
             del record["cache"]
+        if not self.renoise:
+            del record["renoise"]
         named = next((name for name, rule in RULES.items() if rule == self.rule()), repr(self.rule()))
         record["jump"] = self.jump if isinstance(self.jump, str) else named
         if isinstance(self.grid, Grid):

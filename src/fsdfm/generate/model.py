@@ -127,8 +127,8 @@ class LanguageModel:
         print(lm.generate("Once upon a time", steps=8).text)
 
     Every method takes the keyword arguments of `SamplerConfig`: steps, target, seed, temperature, top_p, top_k,
-    jump, grid, start, cache, keep_states. A text depends on its request and the settings, never on what else is in the
-    batch.
+    jump, grid, start, renoise, cache, keep_states. A text depends on its request and the settings, never on what else
+    is in the batch.
 
     Threads may share one: a call keeps its state to itself, and the weights are only read. On a CPU so may a process
     and its forks: a child writes the same texts with one thread. On a GPU children load their own (`multiprocessing`
@@ -196,8 +196,8 @@ class LanguageModel:
         length   tokens in all, what is given included; the training length unless said; more takes several blocks
         num      how many texts of each prompt; with it, or with several prompts, the answer is a list
         on_block   is given one text's blocks, or canvases, as soon as each is done; joined they are the text
-        options  steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
-                 keep_states, curve: see `SamplerConfig`
+        options  steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start,
+                 renoise, cache, keep_states, curve: see `SamplerConfig`
         """
         single = prompt is None or isinstance(prompt, str)
         prompts: list[str | None] = [None] if prompt is None else [*_texts("prompt", prompt)]
@@ -229,8 +229,8 @@ class LanguageModel:
     ) -> Generation | list[Generation]:
         r"""Fill the gaps of a text, or of several: `[[6]]` stands for six tokens, `\[[` for a literal `[[`.
 
-        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
-                  keep_states, curve: see `SamplerConfig`
+        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start,
+                  renoise, cache, keep_states, curve: see `SamplerConfig`
         """
         requests = [self.encoder.gaps(each, begin=begin) for each in _texts("text", text)]
         return self._answer(requests, num if isinstance(text, str) or num is not None else 1, options)
@@ -270,8 +270,8 @@ class LanguageModel:
                   written anew from noise and the rest stands fast. None: blind; so are the tokens that the model finds
                   surely wrong given all others (`marked`), about one right token in 200 among them
                   (`fsdfm.generate.blind`)
-        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start, cache,
-                  keep_states, curve: see `SamplerConfig`
+        options   steps, target, seed, temperature, final_temperature, top_p, top_k, jump, grid, start,
+                  renoise, cache, keep_states, curve: see `SamplerConfig`
         """
         if isinstance(text, str) or not _holds_texts(text):
             one = cast("str | Sequence[int]", text)

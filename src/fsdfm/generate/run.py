@@ -265,6 +265,8 @@ class GenerationRun:
             frozen=frozen.to(device),
             filter=config.filter(),
             hook=self._hook(rows, columns, extra),
+            renoise=config.renoise,
+            origin=torch.where(self.draft[rows], 0.0, starts),
         )
         guided = self._guided(frozen)
         denoiser, cost = guided or denoiser or self._cached(frozen), 1 if guided is None else 2
@@ -273,9 +275,10 @@ class GenerationRun:
             self.asked[rows] += cost * _asked(question)
             self.calls[rows] += cost
             step = sampler.answer(_answered((yield question)))
-            self.x[rows[:, None], columns] = step.x_next[:, extra:].cpu()
+            before, after = self.x[rows[:, None], columns], step.x_next[:, extra:].cpu()
+            self.x[rows[:, None], columns] = after
             changed = nothing.clone()
-            changed[:, columns] = step.jumps[:, extra:].cpu()
+            changed[:, columns] = after != before
             self.last_changed[rows] = torch.where(changed, step.index + 1, self.last_changed[rows])
             self.changes[rows, step.index] += changed.sum(-1)
             yield self._told(StepState(block, step.index + 1, rows, step.t_next, changed, sampler.done))
@@ -424,9 +427,9 @@ class GenerationRun:
         budgets, config = self.checkpoint.budgets, self.config
         if budgets is None:
             return
-        if self.steps in budgets and config.grid == "uniform" and config.fixed_start() is None:
+        if self.steps in budgets and config.grid == "uniform" and config.fixed_start() is None and not config.renoise:
             return
-        sizes = torch.log2(grid.h.flatten())
+        sizes = torch.log2(self._told_sizes(grid).flatten())
         distance = (sizes[:, None] + torch.log2(torch.tensor(budgets, dtype=torch.float64))).abs().amin(-1)
         worst = int(distance.argmax())
         if float(distance[worst]) > _NEAR:
@@ -434,6 +437,12 @@ class GenerationRun:
                 f"a step has the size h = 1/{float(2 ** -sizes[worst]):.4g}, and this model was trained for "
                 f"{', '.join(f'1/{budget}' for budget in budgets)}; it works, at a loss perhaps"
             )
+
+    def _told_sizes(self, grid: Grid) -> Tensor:
+        """The step sizes that the model is told: longer where a step goes back first."""
+        t, t_next = grid.times[..., :-1], grid.times[..., 1:]
+        back = torch.where(t_next < 1, self.config.renoise * (t_next - t), 0.0).minimum(t)
+        return t_next - t + back
 
     def _warn(self, sentence: str) -> None:
         if sentence not in self.warnings:

@@ -55,7 +55,7 @@ __all__ = ["DEFAULT_STEPS", "EvaluationOutcome", "EvaluationRequest", "count", "
 DEFAULT_STEPS, DEFAULT_NUM = "1..64", 256
 DEFAULT_FRONTIER = "0.8,0.9"  # beside the temperature of the rows themselves, where there is a judge
 _NONE = "none"
-_SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start", "cache")
+_SAMPLING = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "start", "renoise", "cache")
 _SAME_SAMPLES = ("model.checkpoint_sha256", "sampler", "seed", "data", "dtype", "device")
 # What belongs to sampling, and so has no say where samples are there already.
 _OF_SAMPLING = (
@@ -69,6 +69,7 @@ _OF_SAMPLING = (
         "jump",
         "grid",
         "start",
+        "renoise",
         "cache",
         "seed",
     ),
@@ -100,6 +101,7 @@ class EvaluationRequest:
     jump: str | None = None
     grid: str = "uniform"
     start: float | None = None
+    renoise: float = 0.0
     cache: str = "off"
     metrics: str | None = None
     mauve: str | None = None

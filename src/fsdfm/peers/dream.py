@@ -50,6 +50,8 @@ class DreamRule(StepRule):
     batch_mean   with the published fault: one m for all rows
     """
 
+    goes_back = False
+
     alg: Algorithm = "origin"
     eps: float = 1e-3
     temperature: float = 0.0

@@ -59,6 +59,8 @@ class LLaDARule(StepRule):
     guidance      w of `Guided`, which whoever asks the network puts around it; every call is then two
     """
 
+    goes_back = False
+
     block_length: int | None = None
     temperature: float = 0.0
     order: Order = "low_confidence"

@@ -117,6 +117,11 @@ class LawRule(StepRule):
         return replace(self, step=replace(self.step, **options))  # type: ignore[type-var]
 
     @property
+    def goes_back(self) -> bool:  # type: ignore[override]
+        """Unless it loops: kappa is then not what the path says."""
+        return not isinstance(self.step, remdm.Loop)
+
+    @property
     def keeps_shown(self) -> bool:
         """Whether a token that is shown always stays."""
         return self.source == "mask" and bool(getattr(self.step, "keeps_shown", False))
@@ -183,6 +188,8 @@ def _filtered(logits: Tensor, state: SamplerState) -> Tensor:
 @dataclass(frozen=True)
 class ConfidenceRule(LawRule):
     """remdm-conf as a rule; it remembers at which probability each token was revealed."""
+
+    goes_back = False
 
     step: remdm.Confidence = field(default_factory=remdm.Confidence)
 

@@ -118,6 +118,7 @@ class Comparison:
             "final temperature": lambda e: e.sampler.get("final_temperature"),
             "top-k": lambda e: e.sampler.get("top_k"),
             "top-p": lambda e: e.sampler.get("top_p"),
+            "renoise": lambda e: e.sampler.get("renoise"),
             "device": lambda e: e.facts.get("device"),
             "threads": lambda e: e.facts.get("threads"),
         }

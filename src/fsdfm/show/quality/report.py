@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["facts_in_words", "judge_in_words", "report_markdown", "write_comparison", "write_report"]
 
 DPI = 200
-_SAMPLER = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "length")
+_SAMPLER = ("jump", "grid", "temperature", "final_temperature", "top_k", "top_p", "renoise", "length")
 ALT = {
     "quality": "Perplexity and entropy against calls of the network",
     "panels": "Accuracy, diversity and MAUVE against calls of the network",
