@@ -1,7 +1,9 @@
 """Texts drawn position by position: what one pass over them says, alone and together, by torch and compiled."""
 
 import importlib.util
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -111,6 +113,43 @@ def test_weights_that_have_changed_are_used(engine):
     assert not torch.equal(changed, before)
     model.head.weight.neg_()
     assert torch.equal(posterior.draw(torch.arange(2), u), before)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+def test_weights_that_are_halves_are_kept_so_and_say_the_same_bits(monkeypatch):
+    """Subnormal halves, zeros of both signs and the largest one among them; a weight that is none keeps all float32."""
+    rows, halves = torch.randn(3, 8, generator=torch.Generator().manual_seed(2)), torch.tensor([6e-8, -6e-5, -0.0])
+    model = network().half().float()
+    product = torch.nn.Linear(8, 70, bias=False)
+    product.weight.copy_(product.weight.half())
+    product.weight[0, :3], product.weight[1, 0] = halves, 65504.0
+    product.weight.copy_(product.weight.half())
+    kernels, outs = compiled._kernels(), []
+    for kept in (True, False):
+        out = torch.zeros(3, 70)
+        packed = compiled._pack(product, halves=kept)
+        assert packed.dtype == (np.uint16 if kept else np.float32)
+        kernels._multiply(rows.numpy(), packed, out.numpy(), 3)
+        outs.append(out)
+    assert torch.equal(*outs)
+    torch.testing.assert_close(outs[0], rows @ product.weight.T)
+
+    posterior, u = asked(model)
+    read, texts = [], []
+    run = kernels.run
+    monkeypatch.setattr(kernels, "run", lambda weights, *rest: read.append(weights) or run(weights, *rest))
+    for reads_halves in (True, False):
+        monkeypatch.setattr(compiled, "_reads_halves", lambda found=reads_halves: found)
+        monkeypatch.setattr(compiled, "_KEPT", WeakKeyDictionary())
+        texts.append(posterior.draw(torch.arange(TEXTS), u))
+    assert torch.equal(*texts)
+    monkeypatch.setattr(compiled, "_reads_halves", lambda: True)
+    model.head.weight[0, 0] = 0.1  # which float16 does not hold
+    posterior.draw(torch.arange(TEXTS), u)
+    for weights, kept in zip(read[::2], (np.uint16, np.float32, np.float32), strict=True):
+        products = (weights.qkv, weights.out, weights.into, weights.down, weights.head)
+        assert [each.dtype for each in products] == [kept] * len(products)
 
 
 @torch.no_grad()

@@ -5,6 +5,9 @@ between them take longer than that. Here the loop is one function. It computes i
 float64 sums; products add over their inputs in order, four at a time, every text by itself, so no other changes it.
 Its last digits are not torch's, so one text in some dozens is another one than without numba.
 
+Weights that float16 holds exactly, as those of a model that was exported with `--half`, are kept and read so: half the
+bytes, the same bits in what comes out.
+
 What is compiled is kept on disk beside this file or, where that is not writable, in the user's cache; NUMBA_CACHE_DIR
 names another place.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import platform
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,7 +38,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Weights(NamedTuple):
-    """The weights of all layers, packed: [layers, blocks of outputs, inputs, _COLUMNS]."""
+    """The weights of all layers, packed: [layers, blocks of outputs, inputs, _COLUMNS], float32 or bits of halves."""
 
     qkv: Array
     out: Array
@@ -151,10 +155,11 @@ def _norms(parts: CausalParts) -> list[nn.Module]:
 
 
 def _pack_all(parts: CausalParts) -> _Weights:
-    products, width = [_pack(module) for module in _products(parts)], parts.norm.weight.shape[0]
-    norms = [_weight(module) for module in _norms(parts)]
-    empty, head = np.empty((0, width, _COLUMNS), np.float32), parts.vocabulary
+    head, width, norms = parts.vocabulary, parts.norm.weight.shape[0], [_weight(module) for module in _norms(parts)]
     assert isinstance(head, nn.Linear | nn.Embedding)
+    combine = [] if parts.combine is None else [parts.combine]
+    halves = _reads_halves() and all(_are_halves(_weight(each)) for each in (*_products(parts), *combine, head))
+    products = [_pack(module, halves=halves) for module in _products(parts)]
     bias = getattr(head, "bias", None)
     return _Weights(
         qkv=np.stack(products[0::4]),
@@ -163,8 +168,8 @@ def _pack_all(parts: CausalParts) -> _Weights:
         down=np.stack(products[3::4]),
         norms=torch.stack(norms).view(-1, 2, width).float().numpy().copy(),
         norm=parts.norm.weight.detach().float().numpy().copy(),
-        combine=empty if parts.combine is None else _pack(parts.combine),
-        head=_pack(head),
+        combine=_pack(combine[0], halves=halves) if combine else np.empty((0, width, _COLUMNS), products[0].dtype),
+        head=_pack(head, halves=halves),
         bias=np.zeros(len(head.weight), np.float32) if bias is None else bias.detach().float().numpy().copy(),
         table=np.ascontiguousarray(parts.table.detach().float().numpy()),
     )
@@ -175,13 +180,27 @@ def _weight(module: Any) -> Tensor:
     return found.detach()
 
 
-def _pack(module: nn.Module) -> Array:
+@functools.cache
+def _reads_halves() -> bool:
+    """Whether the processor has an instruction that widens halves; without one every weight would be a call."""
+    from llvmlite.binding import get_host_cpu_features
+
+    return platform.machine().lower() in ("arm64", "aarch64") or bool(get_host_cpu_features().get("f16c"))
+
+
+def _are_halves(weight: Tensor) -> bool:
+    """Whether float16 holds all of a weight exactly."""
+    return torch.equal(weight.half().float(), weight)
+
+
+def _pack(module: nn.Module, *, halves: bool) -> Array:
     """W [N, K] as [blocks of N, K, _COLUMNS], filled up with zeros."""
     weight = _weight(module).numpy()
     outputs, inputs = weight.shape
-    whole = np.zeros((-(-outputs // _COLUMNS) * _COLUMNS, inputs), np.float32)
+    whole = np.zeros((-(-outputs // _COLUMNS) * _COLUMNS, inputs), np.float16 if halves else np.float32)
     whole[:outputs] = weight
-    return np.ascontiguousarray(whole.reshape(-1, _COLUMNS, inputs).transpose(0, 2, 1))
+    packed = np.ascontiguousarray(whole.reshape(-1, _COLUMNS, inputs).transpose(0, 2, 1))
+    return packed.view(np.uint16) if halves else packed
 
 
 def _state(parts: CausalParts, texts: CausalTexts) -> _State:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 __all__ = ["pick_rows", "read", "run"]
 
@@ -31,9 +33,23 @@ def _compiled(function: _Function) -> _Function:
         return make(cache=False)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _number(_: Any, weight: Any) -> Any:
+    """A weight as float32: itself, or the half that the bits of a uint16 are, which is exact."""
+
+    def widen(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        (bits,) = arguments
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType()) if weight == types.uint16 else bits
+
+    return types.float32(weight), widen
+
+
 @_compiled
 def _multiply(x: Any, weights: Any, out: Any, count: int) -> None:
-    """out[r] = W x[r] of the first rows; W is packed, [blocks of outputs, inputs, outputs]."""
+    """out[r] = W x[r] of the first rows; W is packed, [blocks of outputs, inputs, outputs], float32 or bits of halves.
+
+    What it takes is reading W: halves are widened in registers, and summed as float32 are, bit for bit.
+    """
     blocks, inputs, columns = weights.shape
     total = np.empty((count, columns), np.float32)
     for block in range(blocks):
@@ -44,10 +60,10 @@ def _multiply(x: Any, weights: Any, out: Any, count: int) -> None:
                 for j in range(columns):
                     total[r, j] = (
                         total[r, j]
-                        + a * weights[block, k, j]
-                        + b * weights[block, k + 1, j]
-                        + c * weights[block, k + 2, j]
-                        + d * weights[block, k + 3, j]
+                        + a * _number(weights[block, k, j])
+                        + b * _number(weights[block, k + 1, j])
+                        + c * _number(weights[block, k + 2, j])
+                        + d * _number(weights[block, k + 3, j])
                     )
         first = block * columns
         width = min(columns, out.shape[1] - first)
