@@ -6,7 +6,8 @@
     ... of 16               the same of 16 texts, drawn side by side
 
 A causal head draws its positions one after the other: `head_steps` says how many passes of it a text takes, which a
-count of network calls does not. Head and autoregressive model go through the same loop (`fsdfm.model.causal_loop`).
+count of network calls does not. Head and autoregressive model go through the same loop (`fsdfm.model.causal_loop`), the
+weights of both rounded to float16 as those of models that ship are, which the compiled loop reads as such.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def joint_jobs(
     name: str, config: ModelConfig, make: Callable[[ModelConfig], DiT], *, length: int, steps: int
 ) -> dict[str, Job]:
     """A call and its draw by one of `HEADS`; of a causal head also some texts at once, and one by the rule `sweep`."""
-    model, noise = make(replace(config, posterior=HEADS[name])), Noise(0)
+    model, noise = make(replace(config, posterior=HEADS[name])).half().float(), Noise(0)
     path = MixturePath(UniformSource(config.vocab_size))
     jobs: dict[str, Job] = {f"{name} call": _call_job(model, path, texts=1, length=length)}
     if name == "causal":
@@ -64,7 +65,7 @@ def _call_job(model: DiT, path: MixturePath, *, texts: int, length: int) -> Job:
 def autoregressive_jobs(config: ModelConfig, length: int) -> dict[str, Job]:
     """So many tokens by a causal model of the same blocks, of one text and of some; nothing to do for one token."""
     shape = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
-    model = CausalModel(CausalConfig(**{**shape, "dropout": 0.0}, max_length=length)).eval()
+    model = CausalModel(CausalConfig(**{**shape, "dropout": 0.0}, max_length=length)).half().float().eval()
 
     def job(texts: int) -> Job:
         return lambda: model.generate(torch.zeros(texts, 1, dtype=torch.int64), length, Noise(0, range(texts)))

@@ -102,4 +102,5 @@ def make_alternative(
         raise ValueError(f"the alternative is {spec!r}; allowed are a folder of a causal model, and stories15m:FILE")
     if length > model.config.max_length:
         raise ValueError(f"{spec} knows {model.config.max_length} tokens, and {length} are asked for: --length")
+    model = model.half().float()  # as the models that ship are stored, so that its loop has as many bytes to read
     return Alternative(name, model.eval().requires_grad_(False), temperature, batch_size)
