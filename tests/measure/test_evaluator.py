@@ -136,6 +136,53 @@ def test_the_alternative_is_swept_over_temperature_and_resumes():
     assert Evaluation.from_json(found.to_json()).swept_alternatives.keys() == {"ar"}
 
 
+def test_what_stands_beside_a_model_is_measured_alone_and_taken_over():
+    """Real text, controls and the autoregressive models are those of one evaluation, to the digit."""
+    rows = real_rows()[:12]
+    alone = Data(real=rows, alternatives=(Alternative("ar", judge_model(1)),))
+    asked = options(metrics=["perplexity", "diversity", "brier"], steps=(), alternative_frontier=(0.5,))
+    first, other = known_bundle(oracle(rows)), known_bundle(lambda x_t, _: torch.zeros(*x_t.shape, 257))
+    about = {"model": {"name": "beside"}}
+    beside = evaluate(first, alone, judge(), options=asked, about=about)
+    assert (beside.rows, beside.frontier, beside.sampler) == ((), (), {"length": LENGTH})
+    assert evaluate(other, alone, judge(), options=asked, about=about, earlier=beside).alternatives == (
+        beside.alternatives
+    )  # no weights have a say
+
+    asked = options(metrics=["perplexity", "diversity", "trajectory"], steps=(1,))
+    whole = evaluate(first, Data(real=rows), judge(), options=asked)
+    taken = evaluate(first, Data(real=rows, beside=beside), judge(), options=asked)
+    assert (taken.real, taken.controls, taken.judge) == (whole.real, whole.controls, whole.judge)
+    assert [row.metrics for row in taken.rows] == [row.metrics for row in whole.rows]
+    assert taken.alternatives == beside.alternatives
+    assert taken.alternative_frontier == beside.alternative_frontier
+    bare = options(metrics=["perplexity", "diversity"], steps=(1,), controls=False)
+    assert evaluate(first, Data(real=rows, beside=beside), judge(), options=bare).controls == {}
+
+    changed = rows.copy()
+    changed[0, 3:9] = changed[0, 2]
+    for data, name, changes, message in (
+        (Data(real=changed, beside=beside), "tiny", {}, "its real is"),
+        (
+            Data(real=rows, beside=beside, facts={"held_out": "b"}),
+            "tiny",
+            {},
+            "its data held_out is None, now it is 'b'",
+        ),
+        (Data(real=rows, beside=beside), "strange", {}, "its judge name is 'tiny'"),
+        (Data(real=rows, beside=beside), "tiny", {"seed": 1}, "its seed is 0"),
+        (Data(real=rows, beside=beside), "tiny", {"metrics": ["perplexity"]}, "its metrics is"),
+    ):
+        with pytest.raises(ValueError, match=f"measured otherwise: {message}"):
+            evaluate(first, data, judge(name=name), options=replace(asked, **options_of(changes)))
+
+
+def options_of(changes):
+    """Changes of options, a seed among them."""
+    seed = changes.pop("seed", None)
+    return changes if seed is None else {**changes, "sampling": options(seed=seed).sampling}
+
+
 def test_a_model_that_knows_nothing_repairs_by_chance():
     bundle = known_bundle(lambda x_t, t: torch.zeros(*x_t.shape, 257), length=LENGTH)
     rows = real_rows()
