@@ -239,8 +239,10 @@ def draw_latency(comparison: Comparison) -> Figure | None:
         axes.plot(x, y, marker="P", markersize=8, color=REAL_INK, linestyle="", zorder=6)
         beside = " (crosses: autoregressive models)"
         if n == 0 and len(crosses) > 1:  # to its left, where the next one's name is not
-            place = {"textcoords": "offset points", "horizontalalignment": "right", "verticalalignment": "center"}
-            axes.annotate(words(name), (x, y), (-7, 0), fontsize=7.5, color=REAL_INK, zorder=7, **place)
+            label = axes.annotate(
+                words(name), (x, y), (-7, 0), textcoords="offset points", fontsize=7.5, color=REAL_INK
+            )
+            label.set(horizontalalignment="right", verticalalignment="center", zorder=7)
         else:
             texts.append((x, y, name, REAL_INK))
     for real in comparison.reals:
