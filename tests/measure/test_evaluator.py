@@ -20,7 +20,7 @@ from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import Evaluation, load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
 from fsdfm.measure.sampling import Drawn, Repairs, SamplingPlan, TaskSampler, Texts
-from fsdfm.model import CausalConfig, CausalModel
+from fsdfm.model import CausalConfig, CausalHeadConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
 
@@ -175,6 +175,33 @@ def test_what_stands_beside_a_model_is_measured_alone_and_taken_over():
     ):
         with pytest.raises(ValueError, match=f"measured otherwise: {message}"):
             evaluate(first, data, judge(name=name), options=replace(asked, **options_of(changes)))
+
+
+@pytest.mark.parametrize(("posterior", "first"), [(CausalHeadConfig(num_blocks=1, cond_width=8), [[0]]), (None, [])])
+def test_a_joint_model_speaks_once_before_it_is_timed(monkeypatch, posterior, first):
+    """Its loop is compiled or loaded with its first text, which would otherwise have those seconds."""
+    asked, batch = [], TaskSampler._batch
+    monkeypatch.setattr(
+        TaskSampler,
+        "_batch",
+        lambda self, task, samples, **more: asked.append([*samples]) or batch(self, task, samples, **more),
+    )
+    bundle = random_bundle(length=16, posterior=posterior)
+    wanted = options(length=16, steps=(2,), num=2, metrics=["trajectory"])
+    assert len(evaluate(bundle, Data(), None, options=wanted).rows) == 1
+    assert asked == [*first, [0, 1]]
+
+
+def test_the_alternatives_first_tokens_are_not_timed_with_its_compiling(monkeypatch):
+    alternative, lengths = Alternative("ar", judge_model(0)), []
+    generate = CausalModel.generate
+    monkeypatch.setattr(
+        CausalModel,
+        "generate",
+        lambda self, prompt, length, *a, **more: lengths.append(length) or generate(self, prompt, length, *a, **more),
+    )
+    alternative.draw(2, length=12, bos_id=256, seed=0)
+    assert lengths == [4, 12]
 
 
 def options_of(changes):
