@@ -77,13 +77,15 @@ models: $(STAMP) ## parent and child by their recipes, from the files in STORIES
 	cd $(STORIES) && $(abspath $(BIN))/fsdfm export runs/stories-onpolicy --out models/fewstep --half
 
 # What is measured with is not part of the package: say where it is. The same command resumes; EXTRA="--processes 2" halves it.
-# Result files of weights that no longer ship are removed first, so that new weights need no other command. For the parent:
+# Result files of weights that no longer ship are removed first, so that new weights need no other command. What no weights
+# have a say in (real text, controls, autoregressive models) is measured once, kept in RESULTS/beside and taken over. For the parent:
 # make measure MODEL=parent SWEPT=8 EXTRA="--threads 1 --jump spaced --precision bfloat16"
 MODEL ?= fewstep
 NAME = $(notdir $(MODEL))
 NUM ?= 32
 FEW ?= 12
 POINT ?= 24
+MANY ?= 215
 SWEPT ?= 1
 HELD_OUT ?= valid.txt
 TRAINING ?= train.txt
@@ -92,18 +94,25 @@ ALTERNATIVE ?= stories15m:stories15M.bin $(wildcard runs/stories-next/model)
 COOL ?= 0.8,0.9,1,1.1,1.2
 RESULTS ?= src/fsdfm/assets/demo/results
 EXTRA ?= --threads 1
-MEASURE = $(BIN)/fsdfm evaluate $(MODEL) --name $(NAME) --held-out $(HELD_OUT) $(EXTRA)
-BESIDE = $(addprefix --alternative ,$(ALTERNATIVE))
+EVALUATE = $(BIN)/fsdfm evaluate $(MODEL) --held-out $(HELD_OUT)
+MEASURE = $(EVALUATE) --name $(NAME) $(EXTRA)
+BESIDE = $(RESULTS)/beside/two-judges.json
+BESIDE_MANY = $(RESULTS)/beside/many.json
 JUDGES ?= --judge smollm2 --second-judge gemma3
 ONE_JUDGE ?= --judge smollm2
-EVIDENCE = --training $(TRAINING) --mauve minilm --features $(FEATURES) --metrics perplexity,diversity,distances,copying,mauve
+TEXTS ?= perplexity,diversity,distances,copying,mauve
+EVIDENCE ?= --training $(TRAINING) --mauve minilm --features $(FEATURES)
+ALTERNATIVES = $(addprefix --alternative ,$(ALTERNATIVE)) --alternative-frontier $(COOL)
 
 measure: $(STAMP) ## everything about a model that ships, MODEL=fewstep: two judges, controls, autoregressive models
 	$(BIN)/fsdfm results --prune --from $(RESULTS)
-	$(MEASURE) $(BESIDE) $(JUDGES) $(EVIDENCE) --frontier none --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
+	$(EVALUATE) --name beside --threads 1 $(ALTERNATIVES) $(JUDGES) $(EVIDENCE) --metrics $(TEXTS),brier --steps none --num $(NUM) --json $(BESIDE)
+	$(MEASURE) --beside $(BESIDE) $(JUDGES) $(EVIDENCE) --metrics $(TEXTS) --frontier none --steps 1,2,4,8 --num $(NUM) --json $(RESULTS)/$(NAME).json
 	$(MEASURE) $(JUDGES) --metrics perplexity,diversity --no-controls --frontier none --steps 16,32,64 --num $(FEW) --json $(RESULTS)/$(NAME)-more.json
-	$(MEASURE) $(BESIDE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
-	$(MEASURE) $(BESIDE) --alternative-frontier $(COOL) $(ONE_JUDGE) --metrics perplexity,diversity --no-controls --frontier 0.8,0.9,1 --steps $(SWEPT) --num $(POINT) --json $(RESULTS)/sweeps/$(NAME).json
+	$(MEASURE) --metrics brier --steps 1,8 --num $(NUM) --no-controls --json $(RESULTS)/$(NAME)-brier.json
+	$(MEASURE) $(ONE_JUDGE) --metrics perplexity,diversity --no-controls --frontier 0.8,0.9,1 --steps $(SWEPT) --num $(POINT) --json $(RESULTS)/sweeps/$(NAME).json
+	$(EVALUATE) --name beside --threads 1 $(ONE_JUDGE) --metrics perplexity --steps none --num $(MANY) --json $(BESIDE_MANY)
+	$(MEASURE) --beside $(BESIDE_MANY) $(ONE_JUDGE) --metrics perplexity --frontier none --steps 1,8 --num $(MANY) --json $(RESULTS)/many/$(NAME).json
 	$(BIN)/fsdfm results --from $(RESULTS)
 
 results: $(STAMP) ## numbers of result files into README, docs, their pictures and cards; CHECK=1 only compares

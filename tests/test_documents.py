@@ -61,6 +61,7 @@ NOT_RUN = {
     r"^study (truth|sudoku|ablate|defects)": "minutes to hours, or MiniLM; tests/studies runs them small",
     r"^bench\b.*(--plot|170m)": "minutes; tests/bench runs it small",
     r"^demo\b|^card\b|^results\b": "writes into the package; tests/demo and tests/cli run them elsewhere",
+    r"--beside": "wants what was measured with stories15M; tests/cli/test_measure.py takes over a file of its own",
     r"--watch": "a terminal",
     r"^study (compare|faults)": "minutes to hours, and a judge; tests/studies runs them small",
     r"--steps auto|--grid fitted": "wants a model that knows its entropy curve; tests/generate has one",

@@ -26,6 +26,9 @@ DOCUMENT = """
 <!-- /results -->
 <!-- results equal-entropy sweeps/tiny.json sweeps/again.json -->
 <!-- /results -->
+<!-- results headline many/tiny*.json -->
+<!-- /results -->
+The guard flags <!-- number many/tiny.json 1 guard -->?<!-- /number -->.
 <!-- number tiny.json 1 token_perplexity over real -->?<!-- /number -->
 """
 
@@ -40,8 +43,10 @@ def commands(folder: Path) -> list[list[str]]:
         "ALTERNATIVE": str(folder / "ar"),
         "JUDGES": f"--judge {folder / 'judge'} --second-judge {folder / 'ar'}",
         "ONE_JUDGE": f"--judge {folder / 'judge'}",
-        "EVIDENCE": f"--training {folder / 'held.txt'} --metrics perplexity,diversity,distances,copying",
-        **{"NUM": "8", "FEW": "2", "POINT": "3", "BIN": "BIN", "STAMP": str(folder / "installed")},
+        "EVIDENCE": f"--training {folder / 'held.txt'}",
+        "TEXTS": "perplexity,diversity,distances,copying",
+        "COOL": "0.8,1",
+        **{"NUM": "8", "FEW": "2", "POINT": "3", "MANY": "12", "BIN": "BIN", "STAMP": str(folder / "installed")},
     }
     (folder / "installed").touch()  # newer than what it is made of, or make would begin with an installation
     make = [
@@ -66,7 +71,7 @@ def test_one_command_measures_all_that_the_tables_hold(tmp_path: Path, monkeypat
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)  # no documents here that the last of the commands would fill
     asked = commands(tmp_path)
-    assert [words[0] for words in asked] == ["results", "evaluate", "evaluate", "evaluate", "evaluate", "results"]
+    assert [words[0] for words in asked] == ["results", *["evaluate"] * 7, "results"]
     for words in asked[:-1]:  # the last one asks for the cards of models that ship, which have no results here
         done = CliRunner().invoke(app, words, catch_exceptions=False)
         assert done.exit_code == 0, done.stdout
@@ -75,6 +80,10 @@ def test_one_command_measures_all_that_the_tables_hold(tmp_path: Path, monkeypat
     assert [row.steps for row in load_evaluation(folder / "tiny-brier.json").plain] == [1, 8]
     assert [row.steps for row in load_evaluation(folder / "tiny.json").plain] == [1, 2, 4, 8]
     assert len({row.temperature for row in load_evaluation(folder / "sweeps" / "tiny.json").frontier}) >= 2
+    many, beside = (load_evaluation(folder / name) for name in ("many/tiny.json", "beside/two-judges.json"))
+    assert [(row.steps, row.num_samples) for row in many.plain] == [(1, 12), (8, 12)]
+    assert load_evaluation(folder / "tiny.json").alternatives == beside.alternatives
+    assert [row.temperature for row in beside.alternative_frontier] == [0.8]
     shutil.copy(folder / "sweeps" / "tiny.json", folder / "sweeps" / "again.json")
     record = (folder / "sweeps" / "again.json").read_text().replace('"name": "tiny"', '"name": "again"')
     (folder / "sweeps" / "again.json").write_text(record)
@@ -82,6 +91,24 @@ def test_one_command_measures_all_that_the_tables_hold(tmp_path: Path, monkeypat
     filled = CliRunner().invoke(app, ["results", "page.md", "--from", "results"], catch_exceptions=False)
     assert filled.stdout.strip() == "written anew: page.md"
     page = (tmp_path / "page.md").read_text()
-    for part in ("| tiny | 64 |", "| ar | ", "| periodic-k |", "| again | 1 |", "holds: ", "BrierLM"):
+    for part in (
+        "| tiny | 64 |",
+        "| ar | ",
+        "| periodic-k |",
+        "| again | 1 |",
+        "holds: ",
+        "BrierLM",
+        "| tiny | 1 | 12 |",
+    ):
         assert part in page, part
     assert CliRunner().invoke(app, ["results", "page.md", "--from", "results", "--check"]).exit_code == 0
+
+    (folder / "tiny.json").unlink()
+    shutil.rmtree(tmp_path / "tiny")
+    save_model(tmp_path / "tiny", random_bundle(length=24, seed=1))  # new weights
+    before = (folder / "beside" / "two-judges.json").read_bytes()
+    for words in asked[1:3]:
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    assert (folder / "beside" / "two-judges.json").read_bytes() == before  # nothing of it was measured again
+    again = load_evaluation(folder / "tiny.json")
+    assert (again.real, again.controls, len(again.rows)) == (beside.real, beside.controls, 4)

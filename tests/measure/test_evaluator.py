@@ -20,7 +20,7 @@ from fsdfm.measure.mauve import Mauve
 from fsdfm.measure.results import Evaluation, load_evaluation, save_evaluation
 from fsdfm.measure.rows import cut_rows
 from fsdfm.measure.sampling import Drawn, Repairs, SamplingPlan, TaskSampler, Texts
-from fsdfm.model import CausalConfig, CausalModel
+from fsdfm.model import CausalConfig, CausalHeadConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
 
@@ -134,6 +134,80 @@ def test_the_alternative_is_swept_over_temperature_and_resumes():
     assert again.alternative_frontier[0] == half.alternative_frontier[0]
     assert [row.metrics for row in again.alternative_frontier] == [row.metrics for row in found.alternative_frontier]
     assert Evaluation.from_json(found.to_json()).swept_alternatives.keys() == {"ar"}
+
+
+def test_what_stands_beside_a_model_is_measured_alone_and_taken_over():
+    """Real text, controls and the autoregressive models are those of one evaluation, to the digit."""
+    rows = real_rows()[:12]
+    alone = Data(real=rows, alternatives=(Alternative("ar", judge_model(1)),))
+    asked = options(metrics=["perplexity", "diversity", "brier"], steps=(), alternative_frontier=(0.5,))
+    first, other = known_bundle(oracle(rows)), known_bundle(lambda x_t, _: torch.zeros(*x_t.shape, 257))
+    about = {"model": {"name": "beside"}}
+    beside = evaluate(first, alone, judge(), options=asked, about=about)
+    assert (beside.rows, beside.frontier, beside.sampler) == ((), (), {"length": LENGTH})
+    assert evaluate(other, alone, judge(), options=asked, about=about, earlier=beside).alternatives == (
+        beside.alternatives
+    )  # no weights have a say
+
+    asked = options(metrics=["perplexity", "diversity", "trajectory"], steps=(1,))
+    whole = evaluate(first, Data(real=rows), judge(), options=asked)
+    taken = evaluate(first, Data(real=rows, beside=beside), judge(), options=asked)
+    assert (taken.real, taken.controls, taken.judge) == (whole.real, whole.controls, whole.judge)
+    assert [row.metrics for row in taken.rows] == [row.metrics for row in whole.rows]
+    assert taken.alternatives == beside.alternatives
+    assert taken.alternative_frontier == beside.alternative_frontier
+    bare = options(metrics=["perplexity", "diversity"], steps=(1,), controls=False)
+    assert evaluate(first, Data(real=rows, beside=beside), judge(), options=bare).controls == {}
+
+    changed = rows.copy()
+    changed[0, 3:9] = changed[0, 2]
+    for data, name, changes, message in (
+        (Data(real=changed, beside=beside), "tiny", {}, "its real is"),
+        (
+            Data(real=rows, beside=beside, facts={"held_out": "b"}),
+            "tiny",
+            {},
+            "its data held_out is None, now it is 'b'",
+        ),
+        (Data(real=rows, beside=beside), "strange", {}, "its judge name is 'tiny'"),
+        (Data(real=rows, beside=beside), "tiny", {"seed": 1}, "its seed is 0"),
+        (Data(real=rows, beside=beside), "tiny", {"metrics": ["perplexity"]}, "its metrics is"),
+    ):
+        with pytest.raises(ValueError, match=f"measured otherwise: {message}"):
+            evaluate(first, data, judge(name=name), options=replace(asked, **options_of(changes)))
+
+
+@pytest.mark.parametrize(("posterior", "first"), [(CausalHeadConfig(num_blocks=1, cond_width=8), [[0]]), (None, [])])
+def test_a_joint_model_speaks_once_before_it_is_timed(monkeypatch, posterior, first):
+    """Its loop is compiled or loaded with its first text, which would otherwise have those seconds."""
+    asked, batch = [], TaskSampler._batch
+    monkeypatch.setattr(
+        TaskSampler,
+        "_batch",
+        lambda self, task, samples, **more: asked.append([*samples]) or batch(self, task, samples, **more),
+    )
+    bundle = random_bundle(length=16, posterior=posterior)
+    wanted = options(length=16, steps=(2,), num=2, metrics=["trajectory"])
+    assert len(evaluate(bundle, Data(), None, options=wanted).rows) == 1
+    assert asked == [*first, [0, 1]]
+
+
+def test_the_alternatives_first_tokens_are_not_timed_with_its_compiling(monkeypatch):
+    alternative, lengths = Alternative("ar", judge_model(0)), []
+    generate = CausalModel.generate
+    monkeypatch.setattr(
+        CausalModel,
+        "generate",
+        lambda self, prompt, length, *a, **more: lengths.append(length) or generate(self, prompt, length, *a, **more),
+    )
+    alternative.draw(2, length=12, bos_id=256, seed=0)
+    assert lengths == [4, 12]
+
+
+def options_of(changes):
+    """Changes of options, a seed among them."""
+    seed = changes.pop("seed", None)
+    return changes if seed is None else {**changes, "sampling": options(seed=seed).sampling}
 
 
 def test_a_model_that_knows_nothing_repairs_by_chance():

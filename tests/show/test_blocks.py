@@ -216,6 +216,28 @@ def test_numbers_can_be_ratios_and_stand_alone(results: Path) -> None:
         fill_blocks("<!-- number few-8.json 8 token_perplexity over 4 --><!-- /number -->", results)
 
 
+def test_a_row_says_how_many_texts_how_cool_and_what_the_guard_flags(results: Path) -> None:
+    flags = ("collapse: distinct_2 below real text's 0.26 .. 0.33", "collapse: distinct_4 below real text's 0.7 .. 0.8")
+    own = {"num_samples": 215, "temperature": 0.88, "seconds_per_sample": 0.0834}
+    found = evaluation(1, 17.0)
+    row = replace(found.rows[0], flags=flags, **own)
+    ar = Row(steps=255, flags=("noise: entropy_bits above real text's 1 .. 2",), facts={"name": "ar"})
+    save_evaluation(replace(found, rows=(row, Row(steps=2)), alternatives=(ar,)), results / "many" / "few.json")
+    for which, metric, written in (
+        ("1", "texts", "215"),
+        ("1", "temperature", "0.88"),
+        ("1", "seconds", "0.08"),
+        ("1", "guard", "distinct-2, distinct-4 (collapse)"),
+        ("2", "guard", "nothing"),
+        ("ar", "guard", "entropy, bits (noise)"),
+    ):
+        text = f"<!-- number many/few.json {which} {metric} -->?<!-- /number -->"
+        assert fill_blocks(text, results) == text.replace("?", written)
+    for mark in ("real guard", "4 texts", "1 texts over 2"):
+        with pytest.raises(ValueError, match="it is a row's own"):
+            fill_blocks(f"<!-- number many/few.json {mark} -->?<!-- /number -->", results)
+
+
 def test_the_ratios_at_equal_entropy_stand_in_a_line(results: Path) -> None:
     def sweep(name: str, times: float) -> Evaluation:
         rows = tuple(

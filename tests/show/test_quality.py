@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -432,6 +433,31 @@ def test_latency_takes_seconds_and_says_steps():
     assert curves(axes)[2] == ([0.1], [500], True)
     assert sorted(text.get_text() for text in axes.texts) == ["1", "1", "16", "8", "8"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_names_of_crosses_that_lie_close_are_apart_and_beside_them():
+    beside = tuple(
+        replace(row(255, y, 7.9, seconds_per_sample=x), facts={"name": name})
+        for name, x, y in (("first", 0.147, 11.7), ("second", 0.158, 11.6))
+    )
+    figure = draw_latency(lone(row(1, 17.0, 7.9, seconds_per_sample=0.12), alternatives=beside))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    first, second = (text for text in axes.texts if text.get_text() in ("first", "second"))
+    boxes = [text.get_window_extent() for text in (first, second)]
+    assert not boxes[0].overlaps(boxes[1])
+    assert first.get_horizontalalignment() == "right"
+    for box, (x, y) in zip(boxes, ((0.147, 11.7), (0.158, 11.6)), strict=True):
+        place = axes.transData.transform((x, y))
+        assert abs((box.y0 + box.y1) / 2 - place[1]) < 2 * box.height  # not pushed beyond another line
+
+
+def test_real_text_of_two_sizes_is_two_points_with_one_name():
+    swept = [row(8, 30.0, 7.5, temperature=0.5), row(8, 35.0, 8.0, temperature=1.0)]
+    models = [evaluation(name, frontier=tuple(swept)) for name in ("a", "b")]
+    other = replace(models[1], real={**models[1].real, "token_perplexity": Measured(25.0, 24.0, 26.0)})
+    (axes,) = draw_frontier(Comparison(("a", "b"), (models[0], other))).axes
+    assert [text.get_text() for text in axes.texts if text.get_text()].count("real data") == 1
 
 
 def test_nothing_to_draw_is_no_figure():

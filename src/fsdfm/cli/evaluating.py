@@ -36,12 +36,20 @@ def evaluate(
             help="An autoregressive model beside it: a folder of a causal model, stories15m:FILE; again for more."
         ),
     ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="Take over real text, controls and autoregressive models from this result file."),
+    ] = None,
     held_out: Annotated[str | None, typer.Option(help="Real text that the model was not trained on.")] = None,
     training: Annotated[
         list[str] | None, typer.Option(help="Training text, or a prepared corpus: how much is copied from it.")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Budgets: 1,2,4,8 or, for powers of two, 1..1024. [default: 1..64]")
+        str | None,
+        typer.Option(
+            help="Budgets: 1,2,4,8 or, for powers of two, 1..1024; none: only what is measured beside a model. "
+            "[default: 1..64]"
+        ),
     ] = None,
     num: Annotated[int | None, typer.Option(help="Samples per budget. [default: 256]")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a sample; the model's length unless said.")] = None,

@@ -27,6 +27,7 @@ from fsdfm.noise import Noise
 __all__ = ["Alternative", "make_alternative"]
 
 _STORIES15M = "stories15m"
+_WARM = 4  # tokens
 _STREAM = 7 << 40  # keeps its noise from that of the samples it is compared with
 
 
@@ -51,6 +52,7 @@ class Alternative:
         """
         first, extra = (0, 1) if bos_id is None else (bos_id, 0)
         parts, device = [], next(self.model.parameters()).device
+        self._warm_up(first)
         for start in range(0, num, self.batch_size):
             count = min(self.batch_size, num - start)
             noise = Noise(seed, [_STREAM + k for k in range(start, start + count)])
@@ -61,6 +63,11 @@ class Alternative:
             rows = tokens[:, extra:].to(torch.int32).numpy()
             parts.append(Drawn(rows, {"seconds": np.full(count, seconds)}))
         return Drawn.join(parts)
+
+    def _warm_up(self, first: int) -> None:
+        """A few tokens that nobody reads: what is compiled or loaded for the first text is no text's time."""
+        length = min(_WARM, self.model.config.max_length)
+        self.model.generate(torch.full((1, 1), first), length, Noise(0, [0]), temperature=self.temperature)
 
     def continue_rows(
         self, given: TokenRows, num_tokens: int, *, bos_id: int | None, copy: int, seed: int

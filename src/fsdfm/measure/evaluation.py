@@ -85,6 +85,7 @@ class EvaluationRequest:
     judge: str | None = None
     second_judge: str | None = None
     alternative: tuple[str, ...] = ()
+    beside: Path | None = None
     held_out: str | None = None
     separator: str = texts.SEPARATOR
     field: str = "text"
@@ -220,8 +221,10 @@ def _from_model(request: EvaluationRequest, processes: Processes, held: ExitStac
             second=second,
             alternatives=_alternatives(request, reader, options),
             distances=_distance_features(request, judge, data.features),
+            beside=_beside(request),
         )
-        about = {"model": _describe(request, stored), **_stamp()}
+        model = _describe(request, stored)
+        about = {"model": model if options.steps else {"name": model["name"]}, **_stamp()}
         file = request.samples if processes.is_rank0 else None
         archive = None if file is None else _archive(file, about, data, options=options, lm=lm)
     data = _shared(data, processes)
@@ -270,6 +273,11 @@ def _alternatives(request: EvaluationRequest, reader: Reader, options: Options) 
     return found
 
 
+def _beside(request: EvaluationRequest) -> Evaluation | None:
+    """The result file whose real text, controls and autoregressive models are taken over."""
+    return None if request.beside is None else load_evaluation(request.beside)
+
+
 def _check_texts(request: EvaluationRequest) -> None:
     """Raise where a request asks for what only real text can give."""
     if request.held_out is not None:
@@ -291,7 +299,7 @@ def _options(request: EvaluationRequest, checkpoint: Checkpoint) -> Options:
     )
     return Options(
         sampling=sampling,
-        steps=parse_steps(request.steps or DEFAULT_STEPS),
+        steps=() if request.steps == _NONE else parse_steps(request.steps or DEFAULT_STEPS),
         num=request.num or DEFAULT_NUM,
         metrics=_metrics(request.metrics),
         matched=tuple(_target(text, sampling.length) for text in request.matched),
@@ -330,7 +338,8 @@ def _from_samples(request: EvaluationRequest, processes: Processes, held: ExitSt
         data = _open_data(request, reader, options, held=held, speaks=processes.is_rank0)
         runtime = Runtime(RuntimeConfig(device=request.device, threads=request.threads))
         judge, second = _judges(request, runtime.device)
-        data = replace(data, second=second, distances=_distance_features(request, judge, data.features))
+        distances = _distance_features(request, judge, data.features)
+        data = replace(data, second=second, distances=distances, beside=_beside(request))
     data = _shared(data, processes)
 
     def run(earlier: Evaluation | None, on_row: OnRow, on_progress: Callable[[str, int, int], None]) -> Evaluation:

@@ -69,6 +69,7 @@ _MISSING = {
     "training": "the training text: --training",
     "features": "features of texts: --mauve",
 }
+_OF_ROWS = frozenset({"trajectory", "accuracy", "brier", "bound"})  # metrics that say nothing of real text or controls
 _PAIR = ("continuation", AGAIN)  # independent texts behind one prompt
 # What must be the same for an evaluation to be gone on with.
 _SAME = (
@@ -95,6 +96,7 @@ class Data:
     store      where scores of real text and of controls are kept for the next evaluation; None: nowhere
     second     another judge, best of another family: what both say alike is no taste of one
     alternatives   autoregressive models to measure beside the model
+    beside     an evaluation whose real text, controls and autoregressive models are taken over
     """
 
     real: TokenRows | None = None
@@ -105,6 +107,7 @@ class Data:
     store: ScoreStore | None = None
     second: Judge | None = None
     alternatives: tuple[Alternative, ...] = ()
+    beside: Evaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class MatchTarget:
 class Options:
     """What to measure.
 
-    steps       budgets
+    steps       budgets; none: what stands beside a model alone, real text, controls and autoregressive models
     num         samples per budget
     metrics     of METRICS; None: all that judge and data allow
     matched     entropies to match, for every budget
@@ -152,7 +155,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.num < 2:
             raise ValueError(f"num is {self.num}; allowed are 2 samples and more: one has no interval")
-        if not self.steps or min(self.steps) < 1 or len(set(self.steps)) < len(self.steps):
+        if any(steps < 1 for steps in self.steps) or len(set(self.steps)) < len(self.steps):
             raise ValueError(f"steps are {self.steps}; give each budget once, whole numbers from 1 on")
         for temperature in (*self.frontier, *self.alternative_frontier):
             self.sampling.at(1, temperature)
@@ -230,11 +233,13 @@ def evaluate(
         lm = LanguageModel(checkpoint, runtime=runtime)
         real = None if data.real is None else data.real[: options.num]
         source = FreshSamples(TaskSampler(lm, options.batch_size), options.sampling, real, archive, on_progress)
+        if options.steps:
+            source.warm_up()
         if archive is not None and data.real is not None:
             archive.add_real(data.real[: 2 * options.num], source.reader.text)
         facts = {
             **(about or {"model": {"name": "model"}}),
-            "sampler": options.sampling.to_json(),
+            "sampler": options.sampling.to_json() if options.steps else {"length": options.sampling.length},
             "data": {**data.facts, "n_real": 0 if real is None else len(real)},
             **{"seed": options.seed, "num_samples": options.num, "metrics": sorted(metrics)},
             "dtype": "bfloat16" if runtime.bfloat16 else checkpoint.model.precision,
@@ -368,7 +373,7 @@ class _Evaluator:
         self.processes = processes
         self.spare = None if data.real is None else data.real[options.num : 2 * options.num]
         self.real = None if data.real is None else data.real[: options.num]
-        self.training, self.alternatives = data.training, data.alternatives
+        self.training, self.alternatives, self.beside = data.training, data.alternatives, data.beside
         self.assess = MetricSuite(
             source.reader,
             metrics,
@@ -426,6 +431,8 @@ class _Evaluator:
         facts = dict(self.facts)
         parts = {name: facts.pop(name) for name in ("model", "sampler", "data")}
         evaluation = Evaluation(**parts, judge=self._judge_facts(), facts=facts)
+        if self.beside is not None:
+            return self._take_over(self.beside, evaluation)
         if self.real is None:
             return evaluation
         judge, real = dict(evaluation.judge), self._measure_real(self.real)
@@ -435,6 +442,34 @@ class _Evaluator:
             for what, found in (("real", real), ("shuffled", shuffled)):
                 judge[what] = {**{name: found[name].to_json() for name in names}, "n": len(self.real)}
         return replace(evaluation, judge=judge, real=real, controls=self._controls(), bound=self._bound())
+
+    def _take_over(self, beside: Evaluation, own: Evaluation) -> Evaluation:
+        """What another evaluation measured that no weights have a say in: an error where it asked something else."""
+        self.processes.on_rank0(lambda: self._check_same(beside))
+        scale = {name: beside.judge[name] for name in ("real", "shuffled") if name in beside.judge}
+        return replace(
+            own,
+            judge={**own.judge, **scale},
+            real=beside.real,
+            controls=beside.controls if self.options.controls else {},
+            alternatives=beside.alternatives,
+            alternative_frontier=beside.alternative_frontier,
+            bound=self._bound(),
+        )
+
+    def _check_same(self, beside: Evaluation) -> None:
+        """Raise unless the real rows, the judges and what is asked of a text are the same."""
+        judge = self._judge_facts()
+        asked = {"judge": judge, "data": self.facts["data"], "metrics": sorted(self.metrics - _OF_ROWS), "real": {}}
+        there = {**beside.to_json(), "metrics": sorted(set(beside.facts.get("metrics", ())) - _OF_ROWS), "real": {}}
+        if self.real is not None:  # other tokens of the same text would show here
+            asked["real"] = {name: interval.value for name, interval in self.assess.watched(self.real).items()}
+            there["real"] = {name: beside.real[name].value for name in asked["real"] if name in beside.real}
+        asked |= {name: self.facts[name] for name in ("seed", "num_samples")}
+        names = ["metrics", "seed", "num_samples", *(f"judge.{name}" for name in judge)]
+        names += [*(f"data.{name}" for name in asked["data"]), "real"]
+        if (reason := first_difference(there, asked, names)) is not None:
+            raise ValueError(f"what stands beside was measured otherwise: {reason}; measure it again, or leave it out")
 
     def _evidence(self, data: Data) -> Evidence | None:
         """What samples are compared with: of twice as many real rows as samples, one half; None: there are too few."""
@@ -488,7 +523,7 @@ class _Evaluator:
         return found
 
     def _bound(self) -> Measured | None:
-        if "bound" not in self.metrics:
+        if "bound" not in self.metrics or not self.options.steps:  # it is the model's
             return None
         bound = self.source.bound(self.options.batch_size)
         if bound is None:

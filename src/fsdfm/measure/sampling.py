@@ -209,6 +209,11 @@ class TaskSampler:
             drawn = self._batch(task, mine, config=config, noted=noted) if mine else None
             yield Drawn.join([part for part in processes.gather(drawn) if part is not None])
 
+    def warm_up(self, task: Task, config: SamplerConfig) -> None:
+        """A text of a joint posterior that nobody reads: what is compiled for the first one is no text's time."""
+        if getattr(self.lm.checkpoint.model, "joint", None) is not None:
+            self._batch(task, [0], config=config, noted=False)
+
     def _together(self, steps: int) -> int:
         """How many texts are on their way at a time; where a CPU needs long for one, one, so that a stop keeps it.
 

@@ -97,6 +97,10 @@ class FreshSamples:
             self.on_progress(name, count, num)
         return Drawn.join(parts)
 
+    def warm_up(self) -> None:
+        """Before the first text that is timed."""
+        self.sampler.warm_up(self._task("text"), self.plan.at(1))
+
     def bound(self, batch_size: int, /) -> Bound | None:
         """Measured now."""
         if self.real is None:

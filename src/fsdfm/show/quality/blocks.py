@@ -10,8 +10,9 @@ A table stands between two comments, a single number inside of a line between tw
 
     ... <!-- number few.json 1 token_perplexity over real alone -->1.76<!-- /number --> times real text
 
-`over` divides by the same number of another text, `alone` leaves the interval out. A picture is drawn from results
-and holds the digest of what it was drawn from, so that one that is out of date is found:
+`over` divides by the same number of another text, `alone` leaves the interval out. Beside metrics a row has `texts`,
+`temperature`, `seconds` (of a text), and `guard`, what the collapse guard flags, in words. A picture is drawn from
+results and holds the digest of what it was drawn from, so that one that is out of date is found:
 
     <!-- picture latency fewstep*.json -->
     ![Perplexity against seconds](assets/latency.png)
@@ -49,7 +50,7 @@ from fsdfm.show.plots import require_plots
 from fsdfm.show.quality.claims import claims_table, headline_table
 from fsdfm.show.quality.comparison import Comparison, change
 from fsdfm.show.quality.figures import draw_frontier, draw_latency, draw_quality
-from fsdfm.show.quality.metrics import metric_named
+from fsdfm.show.quality.metrics import GAP, metric_named, write_number
 from fsdfm.show.quality.tables import (
     Table,
     against_alternatives_table,
@@ -220,6 +221,11 @@ def _two_sweeps(folder: Path, first: str, other: str) -> Comparison:
 def _number(found: re.Match[str], folder: Path) -> str:
     begin, name, which, metric, over, alone, _, end = found.groups()
     evaluation = load_evaluation(folder / name)
+    if metric in _FACTS:
+        row = _row(evaluation, which)
+        if row is None or over is not None:
+            raise ValueError(f"{name} has no {metric} at {which}; it is a row's own: give its steps")
+        return f"{begin}{_FACTS[metric](row)}{end}"
 
     def of(text: str) -> Measured:
         measured = _metrics(evaluation, text).get(metric)
@@ -244,13 +250,35 @@ def _metrics(evaluation: Evaluation, which: str) -> Mapping[str, Measured]:
         return evaluation.real
     if which == _ALTERNATIVE:
         return evaluation.alternatives[0].metrics if evaluation.alternatives else {}
-    named = {str(row.facts.get("name")): row.metrics for row in evaluation.alternatives}
-    if which in named:
-        return named[which]
     if which in evaluation.controls:
         return evaluation.controls[which]
-    row = evaluation.row(int(which)) if which.isdecimal() else None
+    row = _row(evaluation, which)
     return {} if row is None else row.metrics
+
+
+def _row(evaluation: Evaluation, which: str) -> Row | None:
+    """The row of a number of steps, or of an autoregressive model by name."""
+    if which.isdecimal():
+        return evaluation.row(int(which))
+    return next((row for row in evaluation.alternatives if row.facts.get("name") == which), None)
+
+
+def _guard(row: Row) -> str:
+    """What the collapse guard says of a row: distinct-2 (collapse), or nothing."""
+    flags = [flag.partition(": ") for flag in row.flags]
+    kinds = {
+        kind: [metric_named(rest.partition(" ")[0]).label for k, _, rest in flags if k == kind] for kind, *_ in flags
+    }
+    return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "nothing"
+
+
+_FACTS: dict[str, Callable[[Row], str]] = {
+    "texts": lambda row: str(row.num_samples),
+    "temperature": lambda row: f"{row.temperature:.3g}",
+    "seconds": lambda row: GAP if row.seconds_per_sample is None else write_number(row.seconds_per_sample, 2),
+    "guard": _guard,
+}
+"""What a row says of itself beside its metrics."""
 
 
 def _comparison(files: Sequence[Path]) -> Comparison:

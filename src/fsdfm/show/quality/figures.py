@@ -171,8 +171,10 @@ def draw_frontier(comparison: Comparison) -> Figure | None:
             draw_series(axes, series, style)
             says = f"{steps} step{'s' if steps > 1 else ''}" if n < len(comparison.evaluations) else label
             ends.append((series.x[-1], series.y[-1], says, look(n).colour))
-    for real in comparison.reals:
-        _real_point(axes, real.metrics.get("entropy_bits"), real.metrics.get(metric.name))
+    for n, real in enumerate(comparison.reals):
+        _real_point(
+            axes, real.metrics.get("entropy_bits"), real.metrics.get(metric.name), says="real data" if n == 0 else ""
+        )
     set_log_axis(axes, "y")
     axes.margins(x=0.1)
     _say_apart(axes, ends)
@@ -196,7 +198,7 @@ def _sweeps(evaluation: Evaluation, metric: Metric) -> dict[int, list[Row]]:
     return budgets
 
 
-def _real_point(axes: Axes, entropy: Measured | None, perplexity: Measured | None) -> None:
+def _real_point(axes: Axes, entropy: Measured | None, perplexity: Measured | None, *, says: str) -> None:
     """Real data as a star with its intervals, in the band of entropies that count as real."""
     if entropy is None or not math.isfinite(entropy.value):
         return
@@ -212,7 +214,7 @@ def _real_point(axes: Axes, entropy: Measured | None, perplexity: Measured | Non
         axes.vlines(entropy.value, perplexity.low, perplexity.high, color=REAL_INK, linewidth=1.4)
     axes.plot([entropy.value], [perplexity.value], marker="*", markersize=13, color=REAL_INK, linestyle="", zorder=6)
     place = (entropy.value, perplexity.value)
-    axes.annotate("real data", place, (7, -12), textcoords="offset points", fontsize=8.5, color=REAL_INK)
+    axes.annotate(says, place, (7, -12), textcoords="offset points", fontsize=8.5, color=REAL_INK)
 
 
 def draw_latency(comparison: Comparison) -> Figure | None:
@@ -229,12 +231,20 @@ def draw_latency(comparison: Comparison) -> Figure | None:
         series = series_of(rows, metric.name, [_time(row) for row in rows], positive=True)
         draw_series(axes, series, look(n), ribbon=False)
         texts += [(x, y, str(row.steps), look(n).colour) for row, x, y in zip(rows, series.x, series.y, strict=True)]
-    for row in {str(r.facts.get("name")): r for e in comparison.evaluations for r in e.alternatives}.values():
-        if _has(row, metric) and _time(row) > 0:
-            place = (_time(row), row.metrics[metric.name].value)
-            axes.plot(*place, marker="P", markersize=8, color=REAL_INK, linestyle="", zorder=6)
-            texts.append((*place, str(row.facts.get("name")), REAL_INK))
-            beside = " (crosses: autoregressive models)"
+    written = {str(r.facts.get("name")): r for e in comparison.evaluations for r in e.alternatives}
+    crosses = sorted(
+        (_time(r), r.metrics[metric.name].value, n) for n, r in written.items() if _has(r, metric) and _time(r)
+    )
+    for n, (x, y, name) in enumerate(crosses):
+        axes.plot(x, y, marker="P", markersize=8, color=REAL_INK, linestyle="", zorder=6)
+        beside = " (crosses: autoregressive models)"
+        if n == 0 and len(crosses) > 1:  # to its left, where the next one's name is not
+            label = axes.annotate(
+                words(name), (x, y), (-7, 0), textcoords="offset points", fontsize=7.5, color=REAL_INK
+            )
+            label.set(horizontalalignment="right", verticalalignment="center", zorder=7)
+        else:
+            texts.append((x, y, name, REAL_INK))
     for real in comparison.reals:
         draw_real_line(axes, real.metrics.get(metric.name))
     for which in ("x", "y"):
