@@ -36,17 +36,20 @@ def test_prune_removes_what_was_measured_of_weights_that_no_longer_ship(tmp_path
     row, written = Row(steps=8), Row(steps=255, facts={"name": "ar"})
 
     def save(file: str, sha: str, **parts: tuple[Row, ...]) -> Path:
-        model = {"name": name if file != "others.json" else "others", "checkpoint_sha256": sha}
+        called = {"others.json": "others", "renoised.json": f"{name}, renoised"}.get(file, name)
+        folder = "runs/others" if called == "others" else name
+        model = {"name": called, "folder": folder, "checkpoint_sha256": sha}
         save_evaluation(Evaluation(model=model, **parts), tmp_path / file)
         return tmp_path / file
 
     kept = [save("own.json", sha256, rows=(row,)), save("others.json", "old", rows=(row,))]
     kept.append(save("beside.json", "old", alternatives=(written,)))
     (tmp_path / "sweeps").mkdir()
-    gone = [save("old.json", "old", rows=(row,)), save("sweeps/old.json", "old", frontier=(row,))]
+    gone = [save("old.json", "old", rows=(row,)), save("renoised.json", "old", rows=(row,))]
+    gone.append(save("sweeps/old.json", "old", frontier=(row,)))
     done = CliRunner().invoke(app, ["results", "--prune", "--from", str(tmp_path)])
-    assert done.stdout.strip() == f"removed: {gone[0]}, {gone[1]}"
-    assert [file.exists() for file in (*kept, *gone)] == [True, True, True, False, False]
+    assert done.stdout.strip() == f"removed: {', '.join(map(str, gone))}"
+    assert [file.exists() for file in (*kept, *gone)] == [True] * 3 + [False] * 3
     again = CliRunner().invoke(app, ["results", "--prune", "--from", str(tmp_path)])
     assert again.stdout.strip() == "every result file is of the weights that ship"
     assert isinstance(CliRunner().invoke(app, ["results", "--prune", "--check"]).exception, ValueError)

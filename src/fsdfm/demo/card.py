@@ -45,7 +45,7 @@ def stale_card(model: str | Path, results: Path) -> tuple[Path, str] | None:
 
 
 def prune_results(results: Path) -> list[Path]:
-    """Remove result files that bear an embedded model's name and were measured with other weights; those removed.
+    """Remove result files of an embedded model, by name or folder, of other weights; those removed.
 
     Files that hold an autoregressive model alone stay: they say nothing of the weights that they were made beside.
     """
@@ -53,7 +53,7 @@ def prune_results(results: Path) -> list[Path]:
     gone = []
     for file in sorted(results.rglob("*.json")):
         evaluation = load_evaluation(file)
-        own = known.get(evaluation.name)
+        own = known.get(evaluation.name, known.get(str(evaluation.model.get("folder"))))
         alone = not (evaluation.rows or evaluation.frontier) and bool(evaluation.alternatives)
         if own is not None and evaluation.model.get("checkpoint_sha256") != own and not alone:
             file.unlink()
