@@ -149,6 +149,23 @@ def test_what_is_refused(options, message):
         ModelConfig(**SIZES, **options)
 
 
+@pytest.mark.parametrize("window", [None, 8])
+def test_what_is_kept_of_a_text_grows_with_it_or_with_the_window(window):
+    """Bytes held by keys and values, those behind views included: 2 x layers x width x 4 a token; docs/long.md."""
+    model, kept, context = network(canvas=4, window=window), [], None
+    for _ in range(12):
+        with torch.no_grad():
+            context = model.read(torch.zeros(1, 4, dtype=torch.int64), context)
+        tensors = [t for layer in context.layers for t in (layer.keys, layer.values)]
+        kept.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()))
+    token = 2 * SIZES["num_blocks"] * SIZES["width"] * 4
+    if window is None:
+        assert kept[1:] == [4 * token * (n + 1) for n in range(1, 12)]  # the first is a view of its own pass
+    else:
+        assert max(kept) <= (window + 4) * token  # the window, and at most the canvas that pushed another one out
+        assert len(set(kept[3:])) == 1
+
+
 def test_a_model_without_a_canvas_reads_nothing():
     with pytest.raises(ValueError, match="has no canvas"):
         network().read_all(torch.zeros(1, 8, dtype=torch.int64))

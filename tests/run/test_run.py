@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from fsdfm import data
 from fsdfm import run as module
-from fsdfm.checkpoint import causal_over, load_model
+from fsdfm.checkpoint import causal_over, load_model, save_model
 from fsdfm.config import DataConfig, load_recipe, recipe_names
 from fsdfm.data import PairHeader, PairWriter
 from fsdfm.files import lock
@@ -31,7 +31,8 @@ from fsdfm.learn.journal import JsonLines, duration
 from fsdfm.learn.optim import Optimiser, WithoutDropout
 from fsdfm.learn.reflow import Reflow, collect_pairs
 from fsdfm.learn.trainer import Trainer
-from fsdfm.model import ARCHITECTURES, Architecture, DiT, Network
+from fsdfm.model import ARCHITECTURES, Architecture, CausalHeadConfig, DiT, Network
+from fsdfm.model.layers import RotaryScaling
 from fsdfm.run import (
     PairsConfig,
     make_inverse_pairs,
@@ -46,6 +47,7 @@ from fsdfm.run import (
 )
 from fsdfm.runtime import Runtime, RuntimeConfig
 from small_runs import train_quietly, write_recipe
+from tiny_models import random_bundle
 
 
 @pytest.fixture
@@ -763,6 +765,28 @@ def test_an_export_is_the_averaged_model_without_its_training(tmp_path):
     assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()
     with pytest.raises(ValueError, match="not empty"):
         module.export(tmp_path / "run", tmp_path / "shared")
+
+
+def test_an_export_for_longer_rows_has_the_same_weights_at_other_angles(tmp_path):
+    bundle = random_bundle()
+    save_model(tmp_path / "model", bundle)
+    made = module.export(tmp_path / "model", tmp_path / "long", rotary="ntk:2")
+    found = load_model(tmp_path / "long")
+    assert made.length == found.length == 2 * bundle.length
+    assert found.model.config.scaling == RotaryScaling(kind="ntk", factor=2.0)
+    state = found.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in bundle.model.state_dict().items())
+    whole = LanguageModel(found).generate(length=2 * bundle.length, steps=1)
+    assert whole.blocks == 1  # one row, where the model itself writes overlapping blocks
+    again = module.export(tmp_path / "long", tmp_path / "longer", rotary="linear:4")
+    assert (again.length, again.model.config.scaling) == (4 * bundle.length, RotaryScaling(kind="linear", factor=4.0))
+    for wrong in ("ntk", "ntk:0.5", "yarn:2", "2"):
+        with pytest.raises(ValueError, match="allowed are ntk:FACTOR"):
+            module.export(tmp_path / "model", tmp_path / "no", rotary=wrong)
+    save_model(tmp_path / "head", random_bundle(posterior=CausalHeadConfig(num_blocks=1, cond_width=8)))
+    with pytest.raises(ValueError, match="without a causal head"):
+        module.export(tmp_path / "head", tmp_path / "no", rotary="ntk:2")
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_kept_tokenizer_belongs_to_its_texts(tmp_path, monkeypatch):

@@ -156,14 +156,20 @@ def export(
         str | None,
         typer.Option(help="Text it was not trained on: fit the entropy curve that --steps auto wants, and advise it."),
     ] = None,
+    rotary: Annotated[
+        str | None,
+        typer.Option(help="ntk:2: rows twice as long as in training, at scaled rotary angles (or linear:2)."),
+    ] = None,
     format: Annotated[
         str, typer.Option(help="checkpoint, or onnx: a folder that writes text without PyTorch (generate.py in it).")
     ] = "checkpoint",
 ) -> None:
     """Make a folder to share of a run: the averaged weights, tokenizer and model card, no training state."""
     if format == "onnx":
-        if half or sampling is not None or fit_curve is not None:
-            raise ValueError("--half, --sampling and --fit-curve are not used with --format onnx; leave them out")
+        if half or sampling is not None or fit_curve is not None or rotary is not None:
+            raise ValueError(
+                "--half, --sampling, --fit-curve and --rotary are not used with --format onnx; leave them out"
+            )
         from fsdfm.adapters.onnx import export_onnx
 
         return say(console, f"{export_onnx(checkpoint, out)}: python {out / 'generate.py'} 'Once upon a time'")
@@ -173,7 +179,7 @@ def export(
     from fsdfm.run import export as run_export
 
     advice = None if sampling is None else read_advice(sampling)
-    made = run_export(checkpoint, out, half=half, sampling=advice, curve_text=fit_curve)
+    made = run_export(checkpoint, out, half=half, sampling=advice, curve_text=fit_curve, rotary=rotary)
     parameters = sum(p.numel() for p in made.model.parameters())
     say(console, f"{out}: {parameters:,} parameters")
 

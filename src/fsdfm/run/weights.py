@@ -28,6 +28,7 @@ from fsdfm.model import (
     build_network,
     find_architecture,
 )
+from fsdfm.model.layers import LARGEST_FACTOR, RotaryScaling
 from fsdfm.run.build import make_objective, make_path
 from fsdfm.run.corpora import corpus_folder, prepare_corpus
 
@@ -426,17 +427,21 @@ def export(
     half: bool = False,
     sampling: Mapping[str, Any] | None = None,
     curve_text: str | None = None,
+    rotary: str | None = None,
 ) -> Checkpoint:
     """Make a folder to share of a run or a checkpoint: the averaged weights and what describes them, nothing else.
 
     sampling   how the model is best sampled, {"jump": "spaced", "temperature": {"1": 0.95, "8": 0.85}}: what its users
                get unless they say otherwise; None: as the checkpoint advises, {}: no advice
     curve_text  text that it was not trained on: the entropy curve is fitted there and joins the advice
+    rotary      "ntk:2" or "linear:2": rows twice as long, at angles scaled so (`RotaryScaling`); the weights stay
     """
     if sampling is not None:
         check_advice(sampling)
     held_out = None if curve_text is None else _first_documents(curve_text)
     found = load_model(checkpoint)
+    if rotary is not None:
+        found = _stretched(found, _read_scaling(rotary))
     if held_out is not None:
         curve = fit_curve(LanguageModel(found), held_out)
         advised = found.facts.get("sampling", {}) if sampling is None else sampling
@@ -446,6 +451,28 @@ def export(
         found = replace(found, facts={**others, **({"sampling": dict(sampling)} if sampling else {})})
     save_model(out, found, dtype=torch.float16 if half else torch.float32)
     return found
+
+
+def _read_scaling(text: str) -> RotaryScaling:
+    """ "ntk:2" -> by which factor, and how."""
+    kind, _, factor = text.partition(":")
+    try:
+        return RotaryScaling(kind=kind, factor=float(factor))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(
+            f"rotary is {text!r}; allowed are ntk:FACTOR and linear:FACTOR with a factor from 1 to {LARGEST_FACTOR}, "
+            "ntk:2 for rows twice as long"
+        ) from error
+
+
+def _stretched(found: Checkpoint, scaling: RotaryScaling) -> Checkpoint:
+    """The same weights for rows longer than those of training, at scaled rotary angles."""
+    if not isinstance(found.model, DiT) or isinstance(found.model.config.posterior, CausalHeadConfig):
+        raise ValueError("rotary scaling is for a DiT without a causal head, whose blocks have angles of their own")
+    config = found.model.config
+    model = DiT(replace(config, rotary_factor=scaling.factor, rotary_scaling=scaling.kind)).eval()
+    model.load_state_dict(found.model.state_dict())
+    return replace(found, model=model, length=round(found.length / config.rotary_factor * scaling.factor))
 
 
 def _first_documents(name: str) -> list[str]:

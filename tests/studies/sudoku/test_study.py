@@ -199,7 +199,21 @@ def test_the_study_runs_resumes_and_fills_in_a_board(tmp_path: Path) -> None:
     calls = numbers.adaptive_at("mask", "certain", 4, difficulty="easy", what="calls").value
     solved = numbers.adaptive_at("mask", "certain", 4, difficulty="easy").value
     assert record["numbers"]["mask/certain/4/easy/calls"]["value"] == calls == 4
-    assert f"| mask, certain | 4 | {100 * solved:.0f} % in {calls:.1f} |" in written
+    (row,) = [line for line in written.splitlines() if line.startswith("| mask, certain | 4 |")]
+    assert row.split(" | ")[2].startswith(f"{100 * solved:.0f} [")
+    assert row.split(" | ")[2].endswith("] % in 4.0")
+    over, gain = numbers.gain_of_adapting("mask", "bound 0.5", 4) or (0, None)
+    assert over == (1 if numbers.mean_calls("mask", "bound 0.5", 4) == 1 else 4)
+    by_seed = [
+        cell["adaptive"]["bound 0.5/4/easy"]["solved"] - cell["adaptive"][f"certain/{over}/easy"]["solved"]
+        for cell in numbers.results.of("mask")
+    ]
+    assert gain.value == pytest.approx(np.mean(by_seed))
+    assert f"{100 * gain.value:+.1f} " in next(
+        line for line in written.splitlines() if "| mask, bound 0.5 | 4 |" in line
+    )
+    assert numbers.gain_of_adapting("mask", "certain", 4) is None
+    assert numbers.gain_of_adapting("dfm", "stop 0.1", 4)[0] in (1, 4)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     run_sudoku(tmp_path, seeds=2, methods=("mask", "rk2"), setting=TINY, workers=1)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()} == before
@@ -234,7 +248,7 @@ def test_boards_that_are_sure_take_fewer_calls(method) -> None:
         assert torch.equal(filled[:2], solution[:2])
         assert (filled[givens > 0] == givens[givens > 0]).all()
         taken[name] = calls.tolist()
-    assert taken == {"certain": [6] * 4, "bound 0.5": [1, 1, 6, 6], "stop 0.1": [2, 2, 6, 6]}
+    assert taken == {"certain": [6] * 4, "bound 0.1": [1, 1, 6, 6], "bound 0.5": [1, 1, 6, 6], "stop 0.1": [2, 2, 6, 6]}
 
 
 def test_boards_drawn_together_are_those_drawn_one_by_one() -> None:

@@ -113,6 +113,7 @@ def adaptive_rules_of(method: BoardMethod) -> dict[str, StepRule]:
         return {}
     return {
         "certain": RULES["certain"],
+        "bound 0.1": CertainTurns(bound=0.1),
         "bound 0.5": CertainTurns(bound=0.5),
         "stop 0.1": StableStop(RULES["exact"], entropy=0.1),
     }

@@ -46,6 +46,7 @@ _COMPARED = {  # (method, rule) -> what it is compared with
     ("causal", "exact"): ("path-only", "exact"),
     ("mask+crf", "confident"): ("mask", "confident"),
 }
+_ADAPTS = {"bound 0.1": "certain", "bound 0.5": "certain", "stop 0.1": "exact"}  # rule -> its order, not adapting
 
 
 def _compute(cell: Cell, folder: StudyFolder, *, setting: BoardSetting) -> Mapping[str, Any]:
@@ -155,28 +156,78 @@ class SudokuNumbers:
         return markdown_table(rows)
 
     def adaptive_methods(self) -> list[BoardMethod]:
-        """Those that were filled in by rules that decide how many calls a board gets; cells of before have none."""
-        return [method for method in self.methods if all(c.get("adaptive") for c in self.results.of(method.name))]
+        """Those that were filled in by rules that decide how many calls a board gets; cells of before lack some."""
+
+        def has_all(method: BoardMethod, cell: Mapping[str, Any]) -> bool:
+            rules = {key.partition("/")[0] for key in cell.get("adaptive", {})}
+            return bool(rules) and rules >= set(adaptive_rules_of(method))
+
+        return [each for each in self.methods if all(has_all(each, cell) for cell in self.results.of(each.name))]
 
     def adaptive_table(self) -> str:
         """Boards solved and mean calls by difficulty, beside a fixed number of calls."""
-        rows: list[list[str]] = [["method, rule", "calls at most", *self.difficulties]]
+        rows: list[list[str]] = [["method, rule", "calls at most", *self.difficulties, "mean calls", "points gained"]]
         for method in self.adaptive_methods():
-            for steps in self.setting.budgets:
-                fixed = [self.at(method.name, "exact", steps, difficulty=name) for name in self.difficulties]
-                cells = [f"{100 * solved.value:.0f} % in {steps}" for solved in fixed]
-                rows.append([f"{method.name}, exact", str(steps), *cells])
+            for rule in [name for name in rules_of(method) if name != "spaced"]:
+                for steps in self.setting.budgets:
+                    fixed = [self.at(method.name, rule, steps, difficulty=name) for name in self.difficulties]
+                    cells = [f"{_per_cent(solved)} % in {steps}" for solved in fixed]
+                    rows.append([f"{method.name}, {rule}", str(steps), *cells, str(steps), ""])
             for rule in adaptive_rules_of(method):
                 for steps in self.setting.budgets[1:]:
                     cells = []
                     for name in self.difficulties:
                         solved, calls = (
-                            self.adaptive_at(method.name, rule, steps, difficulty=name, what=what).value
+                            self.adaptive_at(method.name, rule, steps, difficulty=name, what=what)
                             for what in ("solved", "calls")
                         )
-                        cells.append(f"{100 * solved:.0f} % in {calls:.1f}")
-                    rows.append([f"{method.name}, {rule}", str(steps), *cells])
+                        cells.append(f"{_per_cent(solved)} % in {calls.value:.1f}")
+                    row = [
+                        f"{method.name}, {rule}",
+                        str(steps),
+                        *cells,
+                        f"{self.mean_calls(method.name, rule, steps):.1f}",
+                    ]
+                    rows.append([*row, self._adapting(method.name, rule, steps)])
         return markdown_table(rows)
+
+    def mean_calls(self, method: str, rule: str, steps: int) -> float:
+        """Of a board, over difficulties and seeds."""
+        found = [
+            self.adaptive_at(method, rule, steps, difficulty=name, what="calls").value for name in self.difficulties
+        ]
+        return float(np.mean(found))
+
+    def gain_of_adapting(self, method: str, rule: str, steps: int) -> tuple[int, Interval] | None:
+        """(calls, boards solved more than by the same order with so many calls for every board), paired by seed.
+
+        These are the fewest calls of the study's budgets that are no fewer than the rule's mean. None for a rule with a
+        fixed number itself.
+        """
+        if (fixed := _ADAPTS.get(rule)) is None:
+            return None
+        mean = self.mean_calls(method, rule, steps)
+        calls = next(budget for budget in self.setting.budgets if budget >= mean - 1e-9)
+        kind = "adaptive" if fixed == "certain" else "scores"
+        return calls, student_mean(
+            [
+                float(
+                    np.mean(
+                        [
+                            cell["adaptive"][f"{rule}/{steps}/{name}"]["solved"]
+                            - cell[kind][f"{fixed}/{calls}/{name}"]["solved"]
+                            for name in self.difficulties
+                        ]
+                    )
+                )
+                for cell in self.results.of(method)
+            ]
+        )
+
+    def _adapting(self, method: str, rule: str, steps: int) -> str:
+        if (found := self.gain_of_adapting(method, rule, steps)) is None:
+            return ""
+        return f"{found[1].map(lambda share: 100 * share):+.1f} over {_ADAPTS[rule]} in {found[0]}"
 
     def adaptive_at(self, method: str, rule: str, steps: int, *, difficulty: str, what: str = "solved") -> Interval:
         """The share solved, or the mean `calls`, of a rule that makes at most `steps` of them."""
@@ -214,9 +265,7 @@ class SudokuNumbers:
 
     def _written(self, method: str, rule: str, steps: int, *, difficulty: str) -> str:
         solved, cells = (self.at(method, rule, steps, difficulty=difficulty, what=w) for w in ("solved", "cells"))
-        low, high = (100 * min(1.0, max(0.0, end)) for end in (solved.low, solved.high))
-        spread = f" [{low:.0f}, {high:.0f}]" if np.isfinite(solved.low) else ""
-        return f"{100 * solved.value:.0f}{spread} / {100 * cells.value:.0f}"
+        return f"{_per_cent(solved)} / {100 * cells.value:.0f}"
 
     def record(self) -> dict[str, Any]:
         """Every number, for the JSON file."""
@@ -239,6 +288,13 @@ class SudokuNumbers:
             for difficulty in self.difficulties
             for what in ("solved", "calls")
         }
+
+
+def _per_cent(share: Interval) -> str:
+    """A share in per cent, its interval cut at none and all."""
+    low, high = (100 * min(1.0, max(0.0, end)) for end in (share.low, share.high))
+    spread = f" [{low:.0f}, {high:.0f}]" if np.isfinite(share.low) else ""
+    return f"{100 * share.value:.0f}{spread}"
 
 
 def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[BoardMethod]) -> StudyReport:
@@ -268,8 +324,10 @@ def _report(results: StudyResults, *, setting: BoardSetting, methods: Sequence[B
         lines += [
             "## Calls by difficulty",
             "",
-            "Rules that decide how many calls a board gets (`fsdfm.flow.adaptive`; nats of entropy), beside the exact "
-            "rule with a fixed number: boards solved, and the mean calls that they took.",
+            "Rules that decide how many calls a board gets (`fsdfm.flow.adaptive`; nats of entropy), beside rules with "
+            "a fixed number: boards solved, and the mean calls that they took. Points gained: boards of all "
+            "difficulties solved more than by the same order with a fixed number of calls (the fewest of the table "
+            "that are no fewer than the mean of the rule), paired by seed.",
             "",
             numbers.adaptive_table(),
             "",
