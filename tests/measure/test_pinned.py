@@ -864,7 +864,12 @@ def evaluations(folder) -> object:
     )
     # by which temperatures a search goes hangs on the last digit of an entropy; where it ends is among the rows
     names = {name.partition(" at ")[0] if ": pilot" in name else name for name, _, _ in told}
-    return {"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": names}
+    rows = [*found.rows, *found.frontier, *found.alternatives]
+    return {
+        **{"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": names},
+        "samples by seconds": [row.seconds / row.seconds_per_sample for row in rows],
+        "rows take no more than the whole": sum(row.seconds for row in rows) <= found.facts["seconds"],
+    }
 
 
 @cases
