@@ -21,7 +21,7 @@ from fsdfm.checkpoint.released import open_released, preset_settings
 from fsdfm.flow import CosineSchedule, MaskSource, MixturePath, MixtureSource
 from fsdfm.model import CausalHeadConfig, DiT
 from huggingface_folders import SHARED
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said, taken_by_name
 from released_files import Released, inputs
 from tiny_models import random_bundle
 
@@ -183,7 +183,14 @@ def families() -> object:
             }
             read = next((value for value in vars(family).values() if callable(value)), None)
             found[f"{name} {change}"] = said(lambda r=read, c=config: r(c)) if read else None
+            if not change and read:
+                found[f"{name} allows"] = taken_by_name(read, config)
     return {**found, "source": repr(MaskSource(4))}
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.checkpoint")
 
 
 @cases

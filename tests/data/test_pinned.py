@@ -14,7 +14,7 @@ from fsdfm.data.documents import Chunk, JsonLinesFile, TextFile, cut, open_docum
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs, pair_times
 from fsdfm.data.tokenizer import make_tokenizer
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said
 
 cases = Cases("data")
 TEXT = (
@@ -353,6 +353,11 @@ def tokenizers(folder) -> object:
         said(lambda: Tokenizer("[]")),
         said(lambda: replace(PairHeader(1, 1, {}), length=2).length),
     ]
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.data")
 
 
 @cases

@@ -32,7 +32,7 @@ from fsdfm.generate.run import GenerationRun, cut_blocks
 from fsdfm.model import CausalHeadConfig
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig
-from pinned import Cases, chosen, refused, said
+from pinned import Cases, chosen, odd, refused, said
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
 
 cases = Cases("generate")
@@ -539,6 +539,11 @@ def loaded(folder) -> object:
     finally:
         torch.set_num_threads(1)
     return [*found, said(lambda: load(folder / "tiny", device="cuda", precision="int8"))]
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.generate")
 
 
 @cases

@@ -3,7 +3,9 @@
 import json
 import math
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from worlds import world
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import CosineSchedule, ExactDenoiser, Independent, MaskSource, MixturePath, MixtureSource, UniformSource
 from fsdfm.generate import LanguageModel, SamplerConfig
+from fsdfm.measure import mauve as mauve_module
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.brier import brier_lm, brier_n, brier_terms
 from fsdfm.measure.collapse import Tolerance, leave_band
+from fsdfm.measure.consistency import find_names, name_recurrence, rarity, topic_likeness
 from fsdfm.measure.controls import CONTROLS, Blindness, Material, find_blindness, sample_controls, sentence_ends
 from fsdfm.measure.copying import find_copies
 from fsdfm.measure.defects import DEFECTS, Sight, find_sights, inject
@@ -56,7 +60,7 @@ from fsdfm.measure.judges.gguf import GgufFile, llama_judge, read_gguf
 from fsdfm.measure.judges.scoring import Scores, TokenJudge
 from fsdfm.measure.kept import ScoreStore
 from fsdfm.measure.matching import find_temperature
-from fsdfm.measure.mauve import Mauve
+from fsdfm.measure.mauve import Mauve, compute_mauve
 from fsdfm.measure.metrics import (
     EntropyMeter,
     count_jumps,
@@ -87,10 +91,11 @@ from fsdfm.measure.statistics import (
     student_mean,
     token_perplexity,
 )
+from fsdfm.measure.suite import METRICS, MetricSuite
 from fsdfm.measure.wellformed import check_texts
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said
 from tiny_models import BYTES, random_bundle, save_judges
 
 cases = Cases("measure")
@@ -872,6 +877,94 @@ def evaluations(folder) -> object:
     }
 
 
+def near_means(p, q, *, num_buckets, seed, verbose) -> SimpleNamespace:
+    """Stands for mauve-text: all that it is told has a say."""
+    apart = float(np.linalg.norm(p.mean(0) - q[:-1].mean(0)))
+    return SimpleNamespace(mauve=math.exp(-apart) * (1 - 0.01 * num_buckets) - 0.001 * seed * (2 - verbose))
+
+
+@cases
+def suites(folder) -> object:
+    """More rows than are read at once, with a first token that is given."""
+    rows = cut_rows(*packed(), 16, bos_id=256, begin="anywhere")
+    assert len(rows) > 144
+    told: list[tuple[str, int, int]] = []
+    suite = MetricSuite(
+        Reader(BYTES, 256),
+        METRICS,
+        judge=judge(),
+        real=rows[:34],
+        training=rows[74:80].flatten(),
+        features=style_features,
+        seed=3,
+        on_progress=lambda *what: told.append(what),
+        evidence=Evidence(Reader(BYTES, 256), rows[80:96], seed=3),
+        store=ScoreStore(folder),
+        second=judge(4, "other"),
+        spare=rows[40:74],
+    )
+    columns = {name: np.arange(len(rows[:34])) % 7 + k for k, name in enumerate(("bits", "logits", "jumps", "free"))}
+    drawn, other = Drawn(rows[110:144], columns), rows[110:130]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mauve_module, "_library", lambda: near_means)
+        patch.setattr(mauve_module, "_threads", nullcontext)
+        found: list[object] = [
+            suite.texts(drawn, "all"),
+            suite.texts(drawn, "light", light=True, kept=True),
+            suite.real_texts(rows[:34], "real"),
+            suite.control_texts(rows[100:134], "control"),
+            suite.mauve(drawn.tokens, "all"),
+            suite.mauve(other, "fewer"),
+            suite.mauve(other[:1], "one"),
+            compute_mauve(np.eye(40)[:33], np.eye(40)[7:], num_buckets=3, seeds=(4, 1)),
+            [compute_mauve(np.eye(n), np.eye(n)[::-1]).num_buckets for n in (2, 14, 15, 25, 35)],
+        ]
+    shuffled = suite.score_shuffled(rows[:34], "shuffled")
+    found += [shuffled, suite.score(rows[:34], "behind", border=9), suite.entropy(rows, border=9)]
+    found += [suite.entropy_bits(rows), suite.ratio(drawn, "jumps", "free")]
+    zeros = Drawn(rows[:2], {"a": np.ones(2), "b": np.zeros(2)})
+    band = {name: Measured(1.0, 0.9, 1.1) for name in ("entropy_bits", "distinct_1", "distinct_2", "distinct_4")}
+    found += [suite.ratio(zeros, "a", "b"), suite.flags(rows[100:], band), said(lambda: suite.flags(rows[100:], {}))]
+    nothing = Scores(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
+    bare = MetricSuite(Reader(BYTES), ("perplexity", "diversity"), judge=judge())
+    found += [suite.perplexities(nothing, "x_"), bare.flags(rows, {}), bare.mauve(rows, "x")]
+    few = bare.texts(Drawn(rows[:2], {}), "two")
+    before = len(told)
+    suite.real_texts(rows[:34], "real")  # kept: the judges read nothing
+    return [*found, few, told, len(told) - before]
+
+
+@cases
+def embedded() -> object:
+    """Sentence features of a network of a few numbers, more texts than are read at once."""
+
+    def tokenizer(texts, *, truncation, max_length):
+        return {"input_ids": [[ord(c) for c in text][: max_length if truncation else None] for text in texts]}
+
+    def network(input_ids, attention_mask):
+        place = torch.arange(input_ids.shape[1])[:, None] + 1
+        hidden = torch.sin(input_ids[..., None] * torch.tensor([0.1, 0.7, 1.3]) + 0.01 * place)
+        return SimpleNamespace(last_hidden_state=hidden + attention_mask.sum(1)[:, None, None] / 50)
+
+    hidden, real = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(3, 4).long()
+    real[1, 2:], real[2] = 0, 0
+    found: list[object] = [mauve_module._mean_pool(hidden, real), mauve_module._last_token(hidden, real)]
+    for pool in (mauve_module._mean_pool, mauve_module._last_token):
+        made = object.__new__(mauve_module._Embedder)
+        made.tokenizer, made.network, made.pool, made.max_tokens, made.device = tokenizer, network, pool, 60, "cpu"
+        found += [made([*STORY[:20], "", *"abc"]), said(lambda m=made: m([]))]
+    return found
+
+
+@cases
+def names_and_topics() -> object:
+    blocks = ["Then Tom met Mrs. Hill and Mr. Brown", "so Anna, Tom; Otto and the Lady", "Tom", "we saw Anna and Tom"]
+    weight = rarity(blocks)
+    found: list[object] = [[find_names(block) for block in blocks], weight]
+    found += [name_recurrence(blocks, range(a, b)) for a, b in ((1, 2), (1, 3), (2, 4))]
+    return [*found, *(topic_likeness(blocks, k, weight) for k in (1, 2)), topic_likeness(["x", "Tom"], 1, weight)]
+
+
 @cases
 def evidence() -> object:
     rows = cut_rows(*packed(), 24)
@@ -1188,6 +1281,17 @@ def requests_of_evaluations(folder) -> object:
             lambda w=wrong: run_evaluation(replace(asked, **w), console=Console(quiet=True)).finished
         )
     return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd(
+        "fsdfm.measure",
+        Options(sampling=SamplingPlan(length=24)),
+        SamplingPlan(length=24),
+        Measured(1.0, 0.5, 2.0),
+        Row(steps=2),
+    )
 
 
 @cases
