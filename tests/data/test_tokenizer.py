@@ -275,6 +275,14 @@ def test_a_tokenizer_file_is_plain_bounded_and_shallow(tmp_path, monkeypatch):
         Tokenizer(changed(model={**record["model"], "vocab": {**record["model"]["vocab"], "far": 2**31}}))
 
 
+@pytest.mark.parametrize("token", [None, 1, "x", [], {}, {"id": 0}, {"content": 3, "special": True}])
+def test_an_added_token_is_an_object_with_a_content(trained: Tokenizer, token: object) -> None:
+    record = json.loads(trained.definition)
+    for added in ([token], [*record["added_tokens"], token]):
+        with pytest.raises(ValueError, match="an added token has no content"):
+            Tokenizer(json.dumps({**record, "added_tokens": added}))
+
+
 def test_a_definition_is_readable_text(trained: Tokenizer) -> None:
     """Characters stand in it as themselves: its hash, by which corpora and checkpoints know it, depends on that."""
     assert "\u0120" in trained.definition  # the letter for a space
