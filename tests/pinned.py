@@ -48,7 +48,7 @@ def refused(ask: Callable[[], object]) -> object:
 
 
 def chosen(package: str) -> dict[str, dict[str, Any]]:
-    """Every number and word that somebody chose: constants of a package's modules, and the defaults of arguments."""
+    """Every number and word that somebody chose: constants of modules and classes, and the defaults of arguments."""
     found: dict[str, dict[str, Any]] = {}
     root = importlib.import_module(package)
     for info in pkgutil.walk_packages(root.__path__, f"{package}."):
@@ -57,11 +57,28 @@ def chosen(package: str) -> dict[str, dict[str, Any]]:
         named = {name: value for name, value in vars(module).items() if name.isupper() and _is_plain(value)}
         for name, value in own.items():
             parts = vars(value) if inspect.isclass(value) else {"": value}
+            named |= _attributes(value)
             for part, function in parts.items():
                 function = getattr(function, "__func__", getattr(function, "__wrapped__", function))
                 named |= _defaults(f"{name}.{part}".strip("."), function)
         found[info.name] = dict(sorted(named.items()))
     return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What a class says of all its objects, and which fields of a record are no part of what it is or shows."""
+    if not inspect.isclass(value):
+        return {}
+    name = value.__name__
+    own = {
+        f"{name}.{key}": each
+        for key, each in vars(value).items()
+        if not key.startswith(("__", "_is_")) and _is_plain(each)
+    }
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+        off = [flag for flag in ("init", "repr", "compare") if not getattr(field, flag)]
+        own |= {f"{name}.{field.name}": f"no {', '.join(off)}"} if off else {}
+    return own
 
 
 def _defaults(name: str, function: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Whole texts of small networks and how they came about; see tests/pinned.py."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from fsdfm.flow import (
 from fsdfm.flow.sampler import Question
 from fsdfm.generate import LanguageModel, load
 from fsdfm.generate.blind import consistent_time, expected_agreement, find_damage, find_recurring, leave_one_out
-from fsdfm.generate.budget import BudgetTarget, EntropyCurve, fit_curve
+from fsdfm.generate.budget import BudgetTarget, EntropyCurve, fit_curve, seconds_per_call
 from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig, check_advice, check_options, read_advice
 from fsdfm.generate.invariant import BatchInvariant
@@ -539,6 +540,26 @@ def loaded(folder) -> object:
     finally:
         torch.set_num_threads(1)
     return [*found, said(lambda: load(folder / "tiny", device="cuda", precision="int8"))]
+
+
+@cases
+def timed_calls() -> object:
+    """What is asked of a network to learn how long a call takes."""
+    asked: list[object] = []
+
+    def posterior(x_t, t, h, *, rows):
+        asked.append([x_t, t, h, rows])
+        return SimpleNamespace(marginals=lambda rows: iter([asked.append(rows)]))
+
+    for canvas, lengths in ((None, (3, 9)), (4, (3, 9))):
+        checkpoint = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(canvas=canvas)), length=6)
+        lm = SimpleNamespace(
+            checkpoint=checkpoint,
+            runtime=SimpleNamespace(device=torch.device("cpu")),
+            network=SimpleNamespace(posterior=posterior),
+        )
+        asked += [0 < seconds_per_call(lm, length) < 60 for length in lengths]
+    return asked
 
 
 @cases

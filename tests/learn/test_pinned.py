@@ -451,7 +451,7 @@ def pairs() -> object:
                 )
         for first in (False, True):
             make = Perturbed(MixerNet(V).double(), path, text, times, 3, first_token=first, filter=Filter(0.7), seed=1)
-            found.append(make.pairs(range(2, 6)))
+            found += [make.pairs(range(2, 6)), replace(make, rule=RULES["single"], seed=3).pairs(range(2, 6))]
     model = causal()
     own = InverseAutoregressive(text, lambda x: model(x), order, seed=2)
     found += [own.pairs([4, 1]), own.pairs([1])]
@@ -798,6 +798,34 @@ def journals(folder) -> object:
         [duration(s) for s in seconds],
         said(lambda: JsonLines(folder / "no" / "x").write({})).split("/")[0],
     ]
+
+
+class Several:
+    """Stands for processes of which this one is the first: what the others noted is given."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def gather(self, mine):
+        return [mine, *self.others]
+
+
+@cases
+def tallies_of_several() -> object:
+    """What the processes of a run noted, joined, and in which order it is told."""
+    outcomes = []
+    for seed, first in ((0, 0), (1, 6)):
+        batch, noise = rows(first)
+        outcome = PathObjective(PATHS[0])(MixerNet(V, seed=seed), batch, noise, training_step=0, ema=None)
+        tally = Tally()
+        for _ in range(2):
+            tally.add(replace(outcome, t=outcome.t.flip(0), h=outcome.h.flip(0)), batch.x_1.numel() + seed)
+        outcomes.append(tally)
+    joined = Trainer._joined(
+        SimpleNamespace(processes=Several(*deepcopy(outcomes[1:]), deepcopy(outcomes[1]))), outcomes[0]
+    )
+    told = joined.loss_by_h_t()
+    return [joined.tokens, joined.means(), [[h, *row] for h, row in told.items()], told]
 
 
 @cases

@@ -53,7 +53,7 @@ from fsdfm.measure.evaluation import (
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.evidence import Evidence, measure_checks
 from fsdfm.measure.frontier import AtEntropy, common_entropies, compare_frontiers, frontier_of, mean_frontier
-from fsdfm.measure.judges import causal_judge
+from fsdfm.measure.judges import causal_judge, huggingface
 from fsdfm.measure.judges.calibration import calibrate, make_judge, shuffle_words
 from fsdfm.measure.judges.gemma import GemmaConfig, GemmaModel, SentencePieceEncoder, gemma_judge, is_gemma3
 from fsdfm.measure.judges.gguf import GgufFile, llama_judge, read_gguf
@@ -954,6 +954,74 @@ def embedded() -> object:
         made.tokenizer, made.network, made.pool, made.max_tokens, made.device = tokenizer, network, pool, 60, "cpu"
         found += [made([*STORY[:20], "", *"abc"]), said(lambda m=made: m([]))]
     return found
+
+
+class Transformers:
+    """Stands for the library: notes what it is asked for, and gives a network of a few numbers."""
+
+    def __init__(self, bos: int | None, lengths: tuple[object, object]):
+        self.bos, self.lengths, self.asked = bos, lengths, list[object]()
+        self.AutoTokenizer = SimpleNamespace(from_pretrained=self.tokenizer)
+        self.AutoModelForCausalLM = self.AutoModel = SimpleNamespace(from_pretrained=self.network)
+
+    def tokenizer(self, source, **options):
+        self.asked.append(["tokenizer", source, options])
+
+        def encode(texts, **how):
+            self.asked.append(how)
+            return {"input_ids": [[ord(c) % 50 for c in text] for text in texts]}
+
+        encode.bos_token_id, encode.eos_token_id, encode.model_max_length = self.bos, 49, self.lengths[1]
+        return encode
+
+    def network(self, source, **options):
+        self.asked.append(["network", source, {name: str(value) for name, value in options.items()}])
+        model = torch.nn.Embedding(50, 50, _weight=torch.sin(torch.arange(2500.0)).view(50, 50) * 2)
+        model.config = SimpleNamespace(vocab_size=50, max_position_embeddings=self.lengths[0])
+        forward = model.forward
+        model.forward = lambda input_ids, **options: SimpleNamespace(logits=forward(input_ids))
+        return model
+
+
+@cases
+def judges_of_transformers() -> object:
+    texts = ["a word", "x", "", STORY[0]]
+    found: list[object] = []
+    for bos, lengths in ((None, (9, 10**30)), (7, (None, 30)), (0, (2048, 12)), (3, (None, None)), (3, (10**6, 10**6))):
+        library = Transformers(bos, lengths)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(huggingface, "_require", lambda _, library=library: library)
+            made = huggingface.huggingface_judge("some/model")
+            again = huggingface._load("folder", name="n", device="cpu", options={"gguf_file": "f"}, bos_id=5)
+        found += [made.score(texts), made.max_length, made.bos_id, made.name, dict(made.facts), made.score([])]
+        found += [again.bos_id, dict(again.facts), library.asked]
+    logits = huggingface._Nll(Transformers(1, (9, 9)).network("x"))(torch.arange(600).view(2, 300) % 50)
+    return [*found, logits]
+
+
+@cases
+def evaluations_with_features() -> object:
+    """What needs vectors of texts, and what is taken over from an evaluation of other weights."""
+    stream, starts = packed()
+    rows = cut_rows(stream, starts, 16, bos_id=256)
+    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=40, dropout=0.0)
+    alternatives = (Alternative("ar", CausalModel(config, seed=1).eval()),)
+    plan = SamplingPlan(length=16, config=SamplerConfig(seed=2))
+    asked = Options(sampling=plan, steps=(1,), num=4, batch_size=3, metrics=("mauve", "brier", "continuation"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mauve_module, "_library", lambda: near_means)
+        patch.setattr(mauve_module, "_threads", nullcontext)
+        data = Data(rows[:8], features=style_features, alternatives=alternatives)
+        swept = replace(asked, alternative_frontier=(0.6, 1.0), frontier=(0.7,), frontier_num=3, controls=False)
+        kept: list[object] = []
+        bundle = random_bundle(length=16, bos_id=256)
+        found = [evaluate(bundle, data, judge(), options=swept, on_row=kept.append)]
+        found.append(evaluate(bundle, data, judge(), options=swept, earlier=kept[1]))
+        alone = replace(asked, steps=(), metrics=("brier",))
+        found.append(evaluate(bundle, data, judge(), options=alone))
+        beside = Data(rows[:8], features=style_features, beside=found[-1])
+        found.append(evaluate(bundle, beside, judge(), options=replace(alone, steps=(1,))))
+    return [[plain(each) for each in found], len(kept)]
 
 
 @cases
