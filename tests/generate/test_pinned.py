@@ -543,6 +543,23 @@ def loaded(folder) -> object:
 
 
 @cases
+def questions() -> object:
+    """What the network hears, in which numbers: a draft, a repair whose damage it finds, a beginning."""
+    lm, heard = LanguageModel(random_bundle(length=12)), list[object]()
+    trunk = lm.checkpoint.model.trunk
+
+    def listening(x_t, t, h, **options):
+        heard.append([x_t, t, h, sorted(options)])
+        return trunk(x_t, t, h, **options)
+
+    lm.checkpoint.model.trunk = listening
+    lm.repair("abcdefgh", steps=2, seed=3)
+    lm.repair("abcdefgh", [(1, 4)], steps=2, seed=3)
+    lm.generate("ab", length=8, steps=2, seed=3, start=0.3)
+    return heard
+
+
+@cases
 def timed_calls() -> object:
     """What is asked of a network to learn how long a call takes."""
     asked: list[object] = []

@@ -773,7 +773,7 @@ def words() -> object:
         found.append(said(lambda t=text: parse_steps(t)))
     for text in ("0.5,1", "x", "", "1"):
         found.append(said(lambda t=text: _numbers(t, "--frontier")))
-    for text in (None, "diversity", "all", "perplexity,diversity", "nothing", ""):
+    for text in (None, "diversity", "all", "perplexity,diversity", " perplexity , ,diversity ", "nothing", ""):
         found.append(said(lambda t=text: _metrics(t)))
     for text in ("data", "7.5", "x", "-1", "nowhere.json"):
         found.append(said(lambda t=text: _target(t, 16)))
