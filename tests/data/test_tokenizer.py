@@ -245,7 +245,7 @@ def test_chained_replacements_are_refused_before_they_run():
         Tokenizer(changed(normalizer=nested))
     with pytest.raises(ValueError, match="decoder may make a text"):
         Tokenizer(changed(decoder={"type": "Sequence", "decoders": [replacement({"Regex": "."}, "a" * 10)] * 2}))
-    for prepended, times in (("x" * 64, 65), ("x" * 999, 1000)):
+    for prepended, times in (("x" * 64, 65), ("x" * 899, 900)):
         with pytest.raises(ValueError, match=f"normalizer may make a text {times:.3g} times"):
             Tokenizer(changed(normalizer={"type": "Prepend", "prepend": prepended}))
     with pytest.raises(ValueError, match="normalizer may make a text 128 times"):
