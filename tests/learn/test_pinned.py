@@ -577,6 +577,10 @@ def training() -> object:
     again.ema.module.load_state_dict(stopped.ema.module.state_dict())
     state = stopped.state()
     again.load(TrainingState(dict(state.tensors), json.loads(json.dumps(state.numbers))))
+    unused = trainer(few, notes=[])
+    for numbers in ({}, {"next_sample": None, "tokens": None, "training_step": None}):
+        unused.load(TrainingState(dict(unused.state().tensors), {**unused.state().numbers, **numbers}))
+        found[f"begun {len(numbers)}"] = [unused.training_step, unused.next_sample, unused.tokens]
     found["resumed"] = [
         again.alarm.reference,
         again.next_sample,

@@ -11,10 +11,11 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from fsdfm.generate import LanguageModel
+from fsdfm.serve import server as server_module
 from fsdfm.serve.app import build_app
 from fsdfm.serve.config import ServeConfig
 from fsdfm.serve.schemas import CompletionBody, FimBody, InfillBody, RepairBody
-from fsdfm.serve.server import warm_up
+from fsdfm.serve.server import run_server, warm_up
 from fsdfm.serve.work import RefusalError, build_work
 from pinned import Cases, chosen, odd, said
 from tiny_models import known_bundle, random_bundle, wants
@@ -244,6 +245,37 @@ def first_words() -> object:
     }
     warm_up(models)
     return asked
+
+
+@cases
+def served() -> object:
+    """What the server under it is told, and in which order things happen."""
+    happened: list[object] = []
+
+    class Listening:
+        def getsockname(self):
+            return ("127.0.0.1", 7)
+
+        def close(self):
+            happened.append("closed")
+
+    def config(app, **options):
+        happened.append({name: value for name, value in options.items() if name != "http"})
+        return SimpleNamespace(app=app)
+
+    def server(settings, refuse):
+        return SimpleNamespace(run=lambda sockets: happened.append(["run", len(sockets), refuse.__name__]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module, "uvicorn", SimpleNamespace(Config=config))
+        patch.setattr(server_module, "_Server", server)
+        patch.setattr(server_module, "_listen", lambda *where: (happened.append(list(where)), Listening())[1])
+        patch.setattr(server_module, "warm_up", lambda models: happened.append(list(models)))
+        patch.setattr(server_module, "_log_to_stderr", lambda: happened.append("log"))
+        patch.setattr(server_module, "log_line", lambda event, **facts: happened.append([event, sorted(facts)]))
+        for host, key in (("127.0.0.1", None), ("0.0.0.0", None), ("0.0.0.0", "0123456789abcdef")):
+            run_server(MODELS, ServeConfig(host=host, port=7, api_key=key, drain_seconds=3))
+    return happened
 
 
 @cases
