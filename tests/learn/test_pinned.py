@@ -823,7 +823,8 @@ def tallies_of_several() -> object:
         outcome = PathObjective(PATHS[0])(MixerNet(V, seed=seed), batch, noise, training_step=0, ema=None)
         tally = Tally()
         for _ in range(2):
-            tally.add(replace(outcome, t=outcome.t.flip(0), h=outcome.h.flip(0)), batch.x_1.numel() + seed)
+            late_first = outcome.t.argsort(descending=True)
+            tally.add(replace(outcome, t=outcome.t[late_first]), batch.x_1.numel() + seed)
         outcomes.append(tally)
     joined = Trainer._joined(
         SimpleNamespace(processes=Several(*deepcopy(outcomes[1:]), deepcopy(outcomes[1]))), outcomes[0]
