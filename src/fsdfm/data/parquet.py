@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-__all__ = ["BOMB_BYTES", "BOMB_RATIO", "Page", "check_parquet", "read_pages"]
+__all__ = ["BOMB_BYTES", "BOMB_RATIO", "ParquetPage", "check_parquet", "read_pages"]
 
 BOMB_BYTES, BOMB_RATIO = 2**26, 200  # text is packed to a twentieth at best
 _LARGEST_HEADER = 2**20  # statistics of a text column may hold two of its texts
@@ -19,7 +19,7 @@ _DEEPEST = 16
 _UNPACKED, _PACKED = 2, 3  # fields of a page's header, both i32
 
 
-class Page(NamedTuple):
+class ParquetPage(NamedTuple):
     """One page of a column."""
 
     packed: int
@@ -44,7 +44,7 @@ def check_parquet(path: Path, metadata: Any, field: str) -> None:
                         )
 
 
-def _pages_of(path: Path, file: BinaryIO, column: Any) -> Iterator[Page]:
+def _pages_of(path: Path, file: BinaryIO, column: Any) -> Iterator[ParquetPage]:
     places = [column.data_page_offset, column.dictionary_page_offset if column.has_dictionary_page else None]
     start = min(place for place in places if place is not None and place > 0)
     try:
@@ -53,13 +53,13 @@ def _pages_of(path: Path, file: BinaryIO, column: Any) -> Iterator[Page]:
         raise ValueError(f"{path} has a page that cannot be read at byte {file.tell()}; write it again") from error
 
 
-def read_pages(file: BinaryIO, start: int, end: int) -> Iterator[Page]:
+def read_pages(file: BinaryIO, start: int, end: int) -> Iterator[ParquetPage]:
     """The pages between two places of a file; IndexError where there is none."""
     while start < end:
         file.seek(start)
         header = _Header(file.read(min(_LARGEST_HEADER, end - start)))
         numbers = header.struct()
-        page = Page(numbers[_PACKED], numbers[_UNPACKED])
+        page = ParquetPage(numbers[_PACKED], numbers[_UNPACKED])
         if page.packed < 0 or page.unpacked < 0:
             raise IndexError("a page of a negative size")
         yield page
