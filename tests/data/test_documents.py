@@ -321,7 +321,7 @@ def test_a_parquet_file_with_a_spoilt_page_is_one_sentence(place: int, tmp_path:
             read(open_documents(path))
 
 
-def test_the_pages_of_a_column(tmp_path: Path) -> None:
+def test_the_pages_of_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"{number} and so on" for number in range(5000)]
     pyarrow.parquet.write_table(
@@ -335,6 +335,10 @@ def test_the_pages_of_a_column(tmp_path: Path) -> None:
     headers = column.total_compressed_size - sum(page.packed for page in pages)
     assert 10 * len(pages) < headers < 200 * len(pages)
     assert sum(page.unpacked for page in pages) == column.total_uncompressed_size - headers
+    monkeypatch.setattr(parquet, "BOMB_BYTES", 0)
+    monkeypatch.setattr(parquet, "BOMB_RATIO", 0)
+    with pytest.raises(ValueError, match=rf": {pages[0].packed} bytes unpack to {pages[0].unpacked} by row group 0"):
+        read(open_documents(path))
 
 
 def test_json_lines_are_shallow_and_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

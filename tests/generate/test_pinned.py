@@ -553,6 +553,8 @@ def questions() -> object:
         return trunk(x_t, t, h, **options)
 
     lm.checkpoint.model.trunk = listening
+    whole = lm.encoder.damaged("abcdefgh", [1])
+    lm.run([replace(whole, draft=True, frozen=(True, *[False] * (len(whole.frozen) - 1)))], steps=2, seed=3)
     lm.repair("abcdefgh", steps=2, seed=3)
     lm.repair("abcdefgh", [(1, 4)], steps=2, seed=3)
     lm.generate("ab", length=8, steps=2, seed=3, start=0.3)
