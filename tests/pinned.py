@@ -70,11 +70,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     if not inspect.isclass(value):
         return {}
     name = value.__name__
-    own = {
-        f"{name}.{key}": each
-        for key, each in vars(value).items()
-        if not key.startswith(("__", "_is_")) and _is_plain(each)
-    }
+    plain = {key: each for key, each in vars(value).items() if not key.startswith(("__", "_is_")) and _is_plain(each)}
+    own = {f"{name}.{key}": each for key, each in plain.items() if each is not None}  # None: what another module fills
     for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
         off = [flag for flag in ("init", "repr", "compare") if not getattr(field, flag)]
         own |= {f"{name}.{field.name}": f"no {', '.join(off)}"} if off else {}
