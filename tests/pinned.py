@@ -48,7 +48,7 @@ def refused(ask: Callable[[], object]) -> object:
 
 
 def chosen(package: str) -> dict[str, dict[str, Any]]:
-    """Every number and word that somebody chose: constants of a package's modules, and the defaults of arguments."""
+    """Every number and word that somebody chose: constants of modules and classes, and the defaults of arguments."""
     found: dict[str, dict[str, Any]] = {}
     root = importlib.import_module(package)
     for info in pkgutil.walk_packages(root.__path__, f"{package}."):
@@ -57,6 +57,7 @@ def chosen(package: str) -> dict[str, dict[str, Any]]:
         named = {name: value for name, value in vars(module).items() if name.isupper() and _is_plain(value)}
         for name, value in own.items():
             parts = vars(value) if inspect.isclass(value) else {"": value}
+            named |= _attributes(value)
             for part, function in parts.items():
                 function = getattr(function, "__func__", getattr(function, "__wrapped__", function))
                 named |= _defaults(f"{name}.{part}".strip("."), function)
@@ -64,11 +65,100 @@ def chosen(package: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    """What a class says of all its objects, and which fields of a record are no part of what it is or shows."""
+    if not inspect.isclass(value):
+        return {}
+    name = value.__name__
+    plain = {key: each for key, each in vars(value).items() if not key.startswith(("__", "_is_")) and _is_plain(each)}
+    own = {f"{name}.{key}": each for key, each in plain.items() if each is not None}  # None: what another module fills
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+        off = [flag for flag in ("init", "repr", "compare") if not getattr(field, flag)]
+        own |= {f"{name}.{field.name}": f"no {', '.join(off)}"} if off else {}
+    return own
+
+
 def _defaults(name: str, function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     arguments = inspect.signature(function).parameters.values()
     return {f"{name}({each.name})": each.default for each in arguments if _is_plain(each.default)}
+
+
+_ODD = (
+    *(None, True, False, "", "x", "1", "none", (), [], {}, [1], (1, 2), {"a": 1}, math.nan, math.inf, -math.inf, 1j),
+    *(-1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 63, 64, 65, 100, 255, 256, 257, 1023, 1024, 1025, 4096, 4097, 65535, 65536),
+    *(2**20, 2**20 + 1, 2**31, 2**63, 2**64 - 1, 2**64),
+    *(-0.5, -1e-9, 1e-9, 0.001, 0.5, 0.99, 0.999999, 1 - 1e-12, 1.000001, 1.5, 2.5, 1e9),
+)
+
+
+def odd(package: str, *given: Any) -> dict[str, dict[str, str]]:
+    """Which odd values are taken for the fields of a package's records, and which are refused: a letter for each.
+
+    A record that cannot be made of nothing is changed as it is given.
+    """
+    found: dict[str, dict[str, str]] = {}
+    root = importlib.import_module(package)
+    modules = [importlib.import_module(info.name) for info in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    own = {v for m in modules for v in vars(m).values() if inspect.isclass(v) and v.__module__ == m.__name__}
+    whole = [made for made in map(_made, own - {type(each) for each in given}) if made is not None]
+    for record in (*whole, *given):
+        names = [each.name for each in dataclasses.fields(record) if each.init]
+        allowed = {name: taken(lambda v, r=record, n=name: _with(r, n, v)) for name in names}
+        found[f"{type(record).__module__}.{type(record).__qualname__}"] = allowed
+    return dict(sorted(found.items()))
+
+
+def taken(make: Callable[[Any], object]) -> str:
+    """Of every odd value + where it is taken, else the first letter of its refusal."""
+    return "".join(_letter(lambda value=value: make(value)) for value in _ODD)
+
+
+def taken_by_name(read: Callable[[Mapping[str, Any]], object], known: Mapping[str, Any]) -> dict[str, str]:
+    """The same for every name that a reader asks of a mapping."""
+    heard = _Heard(known)
+    read(heard)
+    return {name: taken(lambda v, n=name: summary(read({**known, n: v}))) for name in sorted(heard.asked)}
+
+
+class _Heard(Mapping[str, Any]):
+    """A mapping that notes what it is asked for."""
+
+    def __init__(self, known: Mapping[str, Any]):
+        self.known, self.asked = known, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return self.known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+
+def _made(kind: Any) -> Any:
+    """A record made of nothing, if it can be."""
+    if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
+        return None
+    try:
+        return kind()
+    except Exception:
+        return None
+
+
+def _with(record: Any, name: str, value: Any) -> object:
+    return dataclasses.replace(record, **{name: value})
+
+
+def _letter(ask: Callable[[], object]) -> str:
+    try:
+        ask()
+    except Exception as error:
+        return type(error).__name__[0]
+    return "+"
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdfm.config import load_recipe
 from fsdfm.plugins import import_plugin, imported_plugins
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +82,35 @@ def test_an_own_network_goes_the_whole_way_on_the_command_line(trained):
     done = run("--plugin", plugin, *measured, "--json", "result.json", folder=trained)
     assert done.returncode == 0, done.stderr
     assert (trained / "result.json").exists()
+
+
+@pytest.mark.parametrize("beside", ["run.json", "checkpoints", "metrics.jsonl", "training.safetensors"])
+@pytest.mark.parametrize("spelt", ["a_strangers_run_{}.py", "a_strangers_run_{}"])
+def test_a_runs_own_recipe_names_nothing_to_import(beside, spelt, tmp_path, monkeypatch, capsys):
+    """A run's folder of a stranger runs no code on `fsdfm train FOLDER/recipe.toml`, `fsdfm plan` and the like."""
+    monkeypatch.chdir(tmp_path)
+    name = f"{beside[:3]}{len(spelt)}"
+    plugin, file = spelt.format(name), Path(f"a_strangers_run_{name}.py")
+    file.write_text("import pathlib\npathlib.Path('it_ran').touch()\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(f"plugins = [{plugin!r}]\n")
+    (tmp_path / "run" / beside).write_text("{}")
+    with pytest.raises(ValueError, match=f"stands in a run's folder and names the plugin '{plugin}'.*--plugin FILE.py"):
+        load_recipe("run/recipe.toml")
+    assert not Path("it_ran").exists()
+    import_plugin(str(file))  # the user's own word
+    assert load_recipe("run/recipe.toml").plugins == (plugin,)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_recipe_says_what_it_imports(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("told_before.py").write_text("print('imported')\n")
+    Path("mine.toml").write_text('plugins = ["told_before.py"]\n')
+    for _ in range(2):  # once: then it is imported
+        assert load_recipe("mine.toml").plugins == ("told_before.py",)
+    told = capsys.readouterr()
+    assert (told.err, told.out) == ("mine.toml names the plugin told_before.py: importing it\n", "imported\n")
 
 
 def test_a_bad_plugin_is_one_sentence_before_the_command(tmp_path):

@@ -9,6 +9,7 @@ error that says so; nothing is ignored.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -30,8 +31,9 @@ from fsdfm.learn.optim import OptimConfig
 from fsdfm.learn.registry import Registry
 from fsdfm.learn.trainer import TrainerConfig
 from fsdfm.model import ARCHITECTURES
-from fsdfm.plugins import import_plugin
+from fsdfm.plugins import import_plugin, is_imported
 from fsdfm.runtime import RuntimeConfig
+from fsdfm.terminal import printable
 
 __all__ = [
     "DataConfig",
@@ -251,12 +253,26 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     given = {_override(values, override) for override in overrides}
     if "data.inputs" in given and "data.corpus" not in given:
         values.get("data", {}).pop("corpus", None)
-    named = values.get("plugins", [])
-    for plugin in named if isinstance(named, list) else [named]:
-        import_plugin(plugin)
+    _import_plugins(values.get("plugins", []), path)
     _drop_replaced(Recipe, values, given)
     _drop_replaced_flow(values, given)
     return parse(Recipe, values)
+
+
+def _import_plugins(named: Any, recipe: Path) -> None:
+    """Import what a recipe names, and say so; one in a run's folder names nothing: that may come from anywhere."""
+    wanted = [name for name in (named if isinstance(named, list) else [named]) if not is_imported(name)]
+    if wanted and any((recipe.parent / beside).exists() for beside in _OF_RUNS):
+        raise ValueError(
+            f"{recipe} stands in a run's folder and names the plugin {wanted[0]!r:.80}, whose code would run; if you "
+            "trust it, name it yourself: fsdfm --plugin FILE.py COMMAND ..."
+        )
+    for name in wanted:
+        sys.stderr.write(printable(f"{recipe} names the plugin {name}: importing it\n"))
+        import_plugin(name)
+
+
+_OF_RUNS = ("run.json", "checkpoints", "metrics.jsonl", "training.safetensors")  # what stands beside a run's recipe
 
 
 def read_values(path: Path) -> dict[str, Any]:

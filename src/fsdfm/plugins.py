@@ -15,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-__all__ = ["import_plugin", "imported_plugins"]
+__all__ = ["import_plugin", "imported_plugins", "is_imported"]
 
 _IMPORTED: dict[str, None] = {}  # in the order of import
 
@@ -23,6 +23,17 @@ _IMPORTED: dict[str, None] = {}  # in the order of import
 def imported_plugins() -> tuple[str, ...]:
     """The plugins of this process, for processes that it starts: files by their whole path."""
     return tuple(_IMPORTED)
+
+
+def is_imported(name: object) -> bool:
+    """Whether to import this would run nothing new: the user has named it already, by its file or by its name."""
+    if not isinstance(name, str):
+        return False
+    files = [Path(known) for known in _IMPORTED if known.endswith(".py")]
+    return name in _IMPORTED or (Path(name).absolute() if name.endswith(".py") else name) in (
+        *files,
+        *(file.stem for file in files),
+    )
 
 
 def import_plugin(name: str) -> None:

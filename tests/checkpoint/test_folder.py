@@ -274,6 +274,9 @@ def test_tensors_are_stored_as_safetensors_stores_them(tmp_path, dtype):
     for name, value in stored.items():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value)
+    save_file({name: value.contiguous() for name, value in stored.items()}, tmp_path / "b")  # wide types first
+    ours, theirs = ((tmp_path / name).read_bytes().partition(b"}}")[2].lstrip(b" ") for name in "ab")
+    assert ours == theirs
 
 
 def test_a_lazy_mapping_of_weights_is_taken_one_by_one(tmp_path):

@@ -183,6 +183,23 @@ def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["a terabyte", "pipe"])
+def test_a_shard_without_an_end_is_refused_unread(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards were hashed before anything of them was looked at: a sparse file of 200 bytes took an hour."""
+    save_family("llama", tmp_path)
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[0]
+    if kind == "pipe":
+        shard.unlink()
+        os.mkfifo(shard)
+    else:
+        os.truncate(shard, 2**40)
+    monkeypatch.setattr("fsdfm.checkpoint.huggingface.file_sha256", lambda path: pytest.fail("it is read"))
+    with open_folder(tmp_path) as weights:
+        for ask in (weights.sha256, weights.build):
+            with pytest.raises(ValueError, match=rf"{shard.name} (cannot be read|is not a plain file)"):
+                ask()
+
+
 def test_quantised_files_are_no_weights(tmp_path: Path) -> None:
     save_family("smollm2", tmp_path, shard="1GB")
     state = load_file(tmp_path / "model.safetensors")

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import torch
 from llama2c_files import STORIES, VOCAB_SIZE, Llama, write_vocabulary
+from safetensors.torch import save_file
 
 from fsdfm.checkpoint import load_model, save_model
 from fsdfm.checkpoint.folder import _write_checksums, damage, describe_model, make_schedule, make_source, newest
-from fsdfm.checkpoint.huggingface import FAMILIES
+from fsdfm.checkpoint.huggingface import FAMILIES, is_folder, open_folder, read_bos_id, read_tokenizer
 from fsdfm.checkpoint.llama2c import (
     build_tokenizer,
     causal_over,
@@ -19,9 +20,9 @@ from fsdfm.checkpoint.llama2c import (
 )
 from fsdfm.checkpoint.released import open_released, preset_settings
 from fsdfm.flow import CosineSchedule, MaskSource, MixturePath, MixtureSource
-from fsdfm.model import CausalHeadConfig, DiT
-from huggingface_folders import SHARED
-from pinned import Cases, chosen, said
+from fsdfm.model import CausalHeadConfig, DiT, Transformer, TransformerConfig
+from huggingface_folders import SHARED, save_tokenizer
+from pinned import Cases, chosen, odd, said, taken_by_name
 from released_files import Released, inputs
 from tiny_models import random_bundle
 
@@ -183,7 +184,109 @@ def families() -> object:
             }
             read = next((value for value in vars(family).values() if callable(value)), None)
             found[f"{name} {change}"] = said(lambda r=read, c=config: r(c)) if read else None
+            if not change and read:
+                found[f"{name} allows"] = taken_by_name(read, config)
     return {**found, "source": repr(MaskSource(4))}
+
+
+def save_as(name: str, folder, about: dict[str, object], *, shards: int = 1) -> None:
+    """A random network of a family in its own layout."""
+    family = FAMILIES[name]
+    config = TransformerConfig.from_dict(family.settings(about))
+    state = Transformer(config, seed=1).state_dict()
+    stored: dict[str, torch.Tensor] = {}
+    heads, groups = config.num_heads * config.head_width, config.kv_heads * config.head_width
+    for ours, theirs in family.names.items():
+        for i in range(config.num_blocks) if "{i}" in ours else (0,):
+            if (value := state.get(ours.format(i=i))) is None:
+                continue
+            value = value + torch.linspace(-0.2, 0.2, value.numel()).view(value.shape)
+            sizes = [heads, groups, groups] if len(theirs) == 3 else [len(value) // len(theirs)] * len(theirs)
+            for part, place in zip(value.split(sizes), theirs, strict=True):
+                turned = family.transposed and ours.startswith("blocks.") and value.ndim == 2
+                stored[family.prefix + place.format(i=i)] = (part.t() if turned else part).contiguous()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": name, **about}))
+    if shards == 1:
+        save_file(stored, folder / "model.safetensors")
+        return
+    places = {each: f"model-{number % shards}.safetensors" for number, each in enumerate(sorted(stored))}
+    for file in set(places.values()):
+        save_file({each: stored[each] for each, where in places.items() if where == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+SIZES = {
+    **{"vocab_size": 300, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 32, "n_embd": 16, "n_layer": 2, "n_head": 4, "head_dim": 4},
+    **{"n_positions": 32, "d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "mlp_hidden_size": 20},
+    **{"max_sequence_length": 32, "bos_token_id": 7, "eos_token_id": [0, 3]},
+}
+
+
+@cases
+def foreign_folders(folder) -> object:
+    """Networks in the layout of others, whole, in part, and spoilt."""
+    found: dict[str, object] = {}
+    x = torch.arange(10).view(2, 5) * 13
+    for number, name in enumerate(FAMILIES):
+        place = folder / name
+        save_as(name, place, {**SIZES, "tie_word_embeddings": bool(number % 2)}, shards=1 + number % 3)
+        save_tokenizer(place, normaliser=bool(number % 2))
+        weights = open_folder(place, conditioning="step" if number == 2 else "none")
+        with weights, torch.no_grad():
+            whole = weights.build(seed=4)
+            own: list[object] = [is_folder(place), weights.config, len(weights), sorted(weights)[:3]]
+            one = torch.full((2,), 0.5).double()
+            own += [whole(x, one, one), sorted(weights.new_tensors(4)), weights.new_tensors(4)]
+            weights.keep_tokens(280, mask=True)
+            own += [weights["embedding.weight"], weights.build(precision="bfloat16").embedding.weight]
+            own += [said(lambda w=weights, n=n: w.keep_tokens(n)) for n in (0, 1, 300)]
+            own += [str(said(lambda w=weights: w.keep_tokens(301))).replace(str(folder), "")]
+        tokenizer = read_tokenizer(place)
+        own += [tokenizer.eos_id, tokenizer.vocab_size, tokenizer.encode("a little dog"), read_bos_id(place, tokenizer)]
+        found[name] = own
+    place, words = folder / "llama", lambda ask: str(said(ask)).replace(str(folder), "")
+    for notes in (
+        {"bos_token": "<|pad|>", "eos_token": {"content": "<|pad|>"}},
+        {"bos_token": {"content": "dog"}, "eos_token": None},
+        {"bos_token": 3},
+    ):
+        (place / "tokenizer_config.json").write_text(json.dumps(notes))
+        found[str(notes)] = words(lambda: [read_tokenizer(place).eos_id, read_bos_id(place, read_tokenizer(place))])
+    config = json.loads((place / "config.json").read_text())
+    for change in (
+        {"bos_token_id": 10**6, "eos_token_id": 1},
+        {"bos_token_id": -1, "eos_token_id": 0},
+        {"bos_token_id": "x"},
+        {"model_type": "bert"},
+        {"model_type": 3},
+        {"hidden_size": 20},
+        {"num_hidden_layers": 1},
+        {"num_hidden_layers": 3},
+        {"attention_bias": True},
+    ):
+        (place / "config.json").write_text(json.dumps({**config, **change}))
+        (place / "tokenizer_config.json").unlink(missing_ok=True)
+        found[str(change)] = [
+            is_folder(place),
+            words(lambda: [len(open_folder(place)), open_folder(place)["blocks.0.attention.out.weight"].shape]),
+            words(lambda: [read_tokenizer(place).eos_id, read_bos_id(place, read_tokenizer(place))]),
+        ]
+    for text in ("[]", "{no", json.dumps({k: v for k, v in config.items() if k != "hidden_size"})):
+        (place / "config.json").write_text(text)
+        found[text[:9]] = [is_folder(place), words(lambda: open_folder(place))]
+    place, index = folder / "qwen2", folder / "qwen2" / "model.safetensors.index.json"
+    assert index.is_file()
+    for places in ({}, [], {"a": 3}, {"model.norm.weight": "../x"}, {"model.norm.weight": "gone.safetensors"}):
+        index.write_text(json.dumps({"weight_map": places}))
+        found[f"index {places}"] = words(lambda: open_folder(place)["norm.weight"])
+    return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.checkpoint")
 
 
 @cases

@@ -97,6 +97,17 @@ def test_zip64_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"\xff\xff\xff\xff" in content
     with TorchFile(tmp_path / "b.pth") as file:
         assert torch.equal(file.read(file.content["a"]), torch.arange(100.0))
+    end = content.rindex(b"PK\5\6")  # whose numbers may stand in the larger record before it, all or some
+    for first, width in ((10, 2), (12, 4), (16, 4)):
+        (tmp_path / "c.pth").write_bytes(content[: end + first] + b"\xff" * width + content[end + first + width :])
+        with TorchFile(tmp_path / "c.pth") as file:
+            assert torch.equal(file.read(file.content["a"]), torch.arange(100.0))
+    place = content.rindex(b"PK\6\7")
+    (tmp_path / "d.pth").write_bytes(
+        content[:place] + b"no" + content[place + 2 : end + 10] + b"\xff\xff" + content[end + 12 :]
+    )
+    with pytest.raises(ValueError, match="the end of its zip directory is broken"):
+        TorchFile(tmp_path / "d.pth")
 
 
 # --- files of another kind --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Documents arrive complete and in order, however their text is cut on the way."""
 
+import contextlib
 import inspect
 import json
 import sys
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 
 from fsdfm.cli import options
 from fsdfm.config import DataConfig
-from fsdfm.data import SEPARATOR
+from fsdfm.data import SEPARATOR, parquet
 from fsdfm.data import documents as module
 from fsdfm.data.documents import Chunk, Documents, PythonDocs, cut, open_documents, texts
+from fsdfm.data.parquet import read_pages
 from fsdfm.data.tokenizer import Tokenizer
 from fsdfm.measure import evaluation
 
@@ -258,15 +260,85 @@ def test_a_small_parquet_file_does_not_become_gigabytes(tmp_path: Path) -> None:
     assert sizes == [10**6] * 64
 
 
-def test_a_parquet_bomb_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def varint(number: int, size: int = 0) -> bytes:
+    """A whole number as Thrift writes it, in so many bytes at least."""
+    number, found = 2 * number, []
+    while number > 127 or len(found) < size - 1:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+@pytest.mark.parametrize("honest", [True, False], ids=["", "whose footer says little"])
+@pytest.mark.parametrize("groups", [1, 40], ids=["", "in many groups"])
+def test_a_parquet_bomb_is_refused_unread(
+    honest: bool, groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages say themselves how large they become, and all of them count: a footer may say anything."""
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 10**6]}), path, compression="zstd")
-    monkeypatch.setattr(module, "_BOMB_BYTES", 10**5)
-    with pytest.raises(ValueError, match=r"row group 0 unpacks \d+ bytes to 1000\d+; allowed is 200-fold"):
+    rows, size = ["a" * (10**6 // groups)] * groups, 4 + 10**6 // groups
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False, "row_group_size": 1}
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path, **options)
+    if not honest:
+        whole, meta = path.read_bytes(), pyarrow.parquet.read_metadata(path)
+        size = meta.row_group(0).column(0).total_uncompressed_size
+        start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+        footer = whole[start:].replace(varint(size), varint(99, len(varint(size))))
+        path.write_bytes(whole[:start] + footer)
+        assert pyarrow.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 99
+    assert sum(map(len, read(open_documents(path)))) == len(rows) * len(rows[0])
+    monkeypatch.setattr(parquet, "BOMB_BYTES", 10**5)
+    with pytest.raises(ValueError, match=r"\d+ bytes unpack to 1\d{5,6} by row group \d+; allowed is 200-fold"):
         list(open_documents(path).chunks())
     pyarrow.parquet.write_table(pyarrow.table({"text": [["nested"]]}), path)
     with pytest.raises(ValueError, match="no text in column 'text'"):
         list(open_documents(path).chunks())
+
+
+def test_texts_written_as_differences_are_read_one_by_one(tmp_path: Path) -> None:
+    """DELTA_BYTE_ARRAY: a few bytes say very many texts that begin alike."""
+    path = tmp_path / "a.parquet"
+    rows = ["a" * 10**5 + str(number) for number in range(90)]
+    options = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path, **options)
+    before = pyarrow.total_allocated_bytes()
+    found = []
+    for chunk in open_documents(path).chunks():
+        found.append(chunk.text)
+        assert pyarrow.total_allocated_bytes() - before < 10 * 10**5
+    assert found == rows
+
+
+@pytest.mark.parametrize("place", range(4, 60))
+def test_a_parquet_file_with_a_spoilt_page_is_one_sentence(place: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a tale", "b"]}), path, use_dictionary=False)
+    whole = bytearray(path.read_bytes())
+    for value in (0x00, 0x7F, 0xFF):
+        spoilt = bytes([*whole[:place], value, *whole[place + 1 :]])
+        path.write_bytes(spoilt)
+        with contextlib.suppress(ValueError):
+            read(open_documents(path))
+
+
+def test_the_pages_of_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"{number} and so on" for number in range(5000)]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts}), path, data_page_size=4096, dictionary_pagesize_limit=9000
+    )
+    column = pyarrow.parquet.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as file:
+        start = column.dictionary_page_offset
+        pages = [*read_pages(file, start, start + column.total_compressed_size)]
+    assert len(pages) > 5
+    headers = column.total_compressed_size - sum(page.packed for page in pages)
+    assert 10 * len(pages) < headers < 200 * len(pages)
+    assert sum(page.unpacked for page in pages) == column.total_uncompressed_size - headers
+    monkeypatch.setattr(parquet, "BOMB_BYTES", 0)
+    monkeypatch.setattr(parquet, "BOMB_RATIO", 0)
+    with pytest.raises(ValueError, match=rf": {pages[0].packed} bytes unpack to {pages[0].unpacked} by row group 0"):
+        read(open_documents(path))
 
 
 def test_json_lines_are_shallow_and_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

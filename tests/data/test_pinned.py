@@ -5,16 +5,28 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+import pytest
 import torch
 
 from fsdfm.data import Tokenizer, TrainingBatch
 from fsdfm.data.batches import BeginWith, Blocks, batches, begin_with, permute
 from fsdfm.data.corpus import Corpus, Header, prepare
-from fsdfm.data.documents import Chunk, JsonLinesFile, TextFile, cut, open_documents, texts
+from fsdfm.data.documents import (
+    Chunk,
+    JsonLinesFile,
+    Parquet,
+    PythonDocs,
+    TextFile,
+    _docstrings,
+    _library_modules,
+    cut,
+    open_documents,
+    texts,
+)
 from fsdfm.data.pairs import PairHeader, Pairs, PairsAndText, PairWriter, StepPairs, pair_times
 from fsdfm.data.tokenizer import make_tokenizer
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said
 
 cases = Cases("data")
 TEXT = (
@@ -353,6 +365,63 @@ def tokenizers(folder) -> object:
         said(lambda: Tokenizer("[]")),
         said(lambda: replace(PairHeader(1, 1, {}), length=2).length),
     ]
+
+
+@cases
+def other_sources(folder) -> object:
+    """Vocabularies in two files, the documentation of modules, and tables."""
+    record, found = json.loads(trained().definition)["model"], []
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in record["merges"]]
+    for vocab, rules in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        place = folder / vocab
+        place.mkdir()
+        (place / vocab).write_text(json.dumps(record["vocab"]))
+        found.append(said(lambda p=place: Tokenizer.load(p)).rpartition("/")[2])
+        (place / rules).write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+        read = Tokenizer.load(place)
+        found += [read.hash, read.eos, read.eos_id, read.vocab_size, read.encode(" the mouse")]
+        eos = max(record["vocab"], key=len)
+        found += [
+            Tokenizer.load(place, "<|endoftext|>").eos_id,
+            eos,
+            said(lambda p=place, e=eos: Tokenizer.load(p, e).eos_id),
+        ]
+        found += [str(said(lambda p=place: Tokenizer.load(p, "<nobody>"))).rpartition("/")[2]]
+        found += [str(said(lambda p=place: Tokenizer.gpt2(p))).rpartition("/")[2]]
+    (folder / "m.py").write_text(
+        '"""Of a module."""\nimport os\n\ndef f():\n    """Of f."""\n    def g():\n        """Of g."""\n\n'
+        'class A:\n    """Of A."""\n    def b(self):\n        """Of b."""\n    def c(self): pass\n\n'
+        'def d(): pass\nx = "no"\n'
+    )
+    (folder / "bad.py").write_text("def\n")
+    found += [list(_docstrings(folder / name)) for name in ("m.py", "bad.py", "none.py")]
+    modules = _library_modules()
+    found += [name in modules for name in ("json/decoder.py", "argparse.py", "test/support/__init__.py", "numpy.py")]
+    docs = PythonDocs()
+    found += [docs.weight, sorted(docs.identity), [docs.identity["kind"]]]
+    assert all(path.is_file() for path in [*modules.values()][:20])
+    return found
+
+
+@cases
+def tables(folder) -> object:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="reading Parquet")
+    import pyarrow
+
+    texts = [f"row {k}" for k in range(130)]
+    parquet.write_table(pyarrow.table({"text": texts, "n": list(range(130))}), folder / "a.parquet")
+    parquet.write_table(pyarrow.table({"text": [{"a": "b"}], "odd": [None]}), folder / "b.parquet")
+    (folder / "c.parquet").write_text("PAR1")
+    found: list[object] = []
+    for name, field in (("a", "text"), ("a", "n"), ("a", "no"), ("b", "text"), ("b", "odd"), ("c", "text")):
+        made = Parquet(folder / f"{name}.parquet", field)
+        found.append(str(said(lambda m=made: [list(chunk) for chunk in m.chunks()])).replace(str(folder), ""))
+    return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.data")
 
 
 @cases

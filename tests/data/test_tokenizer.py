@@ -245,6 +245,9 @@ def test_chained_replacements_are_refused_before_they_run():
         Tokenizer(changed(normalizer=nested))
     with pytest.raises(ValueError, match="decoder may make a text"):
         Tokenizer(changed(decoder={"type": "Sequence", "decoders": [replacement({"Regex": "."}, "a" * 10)] * 2}))
+    for prepended, times in (("x" * 64, 65), ("x" * 899, 900)):
+        with pytest.raises(ValueError, match=f"normalizer may make a text {times:.3g} times"):
+            Tokenizer(changed(normalizer={"type": "Prepend", "prepend": prepended}))
     with pytest.raises(ValueError, match="normalizer may make a text 128 times"):
         Tokenizer(changed(normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 7}))
 
@@ -273,6 +276,14 @@ def test_a_tokenizer_file_is_plain_bounded_and_shallow(tmp_path, monkeypatch):
     record = json.loads(Tokenizer.bytes().definition)
     with pytest.raises(ValueError, match="allowed are < 16777216"):
         Tokenizer(changed(model={**record["model"], "vocab": {**record["model"]["vocab"], "far": 2**31}}))
+
+
+@pytest.mark.parametrize("token", [None, 1, "x", [], {}, {"id": 0}, {"content": 3, "special": True}])
+def test_an_added_token_is_an_object_with_a_content(trained: Tokenizer, token: object) -> None:
+    record = json.loads(trained.definition)
+    for added in ([token], [*record["added_tokens"], token]):
+        with pytest.raises(ValueError, match="an added token has no content"):
+            Tokenizer(json.dumps({**record, "added_tokens": added}))
 
 
 def test_a_definition_is_readable_text(trained: Tokenizer) -> None:

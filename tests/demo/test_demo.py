@@ -1,7 +1,10 @@
 """The demonstration on tiny random models and made-up results: everything is on the page, and can be made again."""
 
 import json
+import re
 import shlex
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -13,6 +16,7 @@ from fsdfm.checkpoint import embedded, load_model, save_model
 from fsdfm.checkpoint.embedded import name_of
 from fsdfm.cli import app
 from fsdfm.demo import write_card, write_demo
+from fsdfm.demo.card import END, measured_markdown
 from fsdfm.demo.page import NO_CHILD, NO_RESULTS, OTHER_WEIGHTS
 from fsdfm.demo.stored import evaluate_commands, merge, read_stored, sampling_of
 from fsdfm.demo.stories import Order, Programme, make_stories
@@ -272,3 +276,38 @@ def test_the_stored_results_are_of_the_shipped_weights():
             assert known.evaluations[name].model["checkpoint_sha256"] == weights_sha256(bundle.model)
             assert bundle.loaded.endswith(f"from {name_of(embedded.ASSETS / name)}")
     assert not any("other weights" in note for story in known.stories for note in story.notes)
+
+
+def test_a_strangers_words_are_words_in_a_card():
+    """What a result file says is no HTML, ends no code and closes no mark; its commands are one line each."""
+    evil = "<img src=x>'; echo\n```\n<script>"
+    measured = Row(steps=1, metrics={"entropy_bits": Measured(5.0), "token_perplexity": Measured(9.0)}, num_samples=3)
+    found = Evaluation(
+        model={"name": "n", "folder": evil},
+        rows=(measured,),
+        judge={"name": "<b>judge</b>\n"},
+        data={"held_out": evil},
+        sampler={"jump": "[x](y)"},
+        facts={"seed": "<i>", "device": "`"},
+    )
+    before, _, code = measured_markdown(found).partition("```sh\n")
+    assert not re.search(r"<(?!br>)|\]\(|\n```", before)
+    (command, end, rest) = code.split("\n")
+    assert (end, rest) == ("```", "")
+    shell = shutil.which("bash")
+    if shell is not None:
+        told = subprocess.run(
+            [shell, "-c", f"printf '%s|' {command}"], capture_output=True, text=True, check=True
+        ).stdout
+        assert told.split("|")[:8] == [
+            "fsdfm",
+            "evaluate",
+            evil,
+            "--judge",
+            "<b>judge</b>\n",
+            "--held-out",
+            evil,
+            "--steps",
+        ]
+    with pytest.raises(ValueError, match="a mark of the card; measure again"):
+        measured_markdown(replace(found, data={"held_out": END}))

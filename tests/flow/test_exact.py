@@ -266,3 +266,9 @@ def test_the_path_loss_is_smallest_at_the_true_posterior(source, schedule):
         table,
     )
     assert float(elsewhere.abs().max()) > 1e-4
+
+
+def test_a_table_in_float32_is_a_distribution_to_the_last_digit():
+    path, data = world("uniform", CosineSchedule())
+    exact = ExactDenoiser(path, p_1=(data * (1 + 5e-6)).float())
+    assert float(exact._weights.sum()) == pytest.approx(1, abs=1e-14)

@@ -55,7 +55,7 @@ from fsdfm.flow.exact import all_states, generator, posterior_table, transition_
 from fsdfm.flow.grid import AnnealedGeometricWeights, BoostedWeights, MirroredWeights
 from fsdfm.flow.reading import READINGS, leave_one_out, reading_hook, uniform_scores
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, refused, said
+from pinned import Cases, chosen, odd, refused, said
 
 cases = Cases("flow")
 V, L = 7, 6
@@ -667,6 +667,11 @@ def noise() -> object:
     ):
         found.append(said(wrong))
     return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.flow")
 
 
 @cases

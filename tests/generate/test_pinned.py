@@ -1,6 +1,7 @@
 """Whole texts of small networks and how they came about; see tests/pinned.py."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from fsdfm.flow import (
 from fsdfm.flow.sampler import Question
 from fsdfm.generate import LanguageModel, load
 from fsdfm.generate.blind import consistent_time, expected_agreement, find_damage, find_recurring, leave_one_out
-from fsdfm.generate.budget import BudgetTarget, EntropyCurve, fit_curve
+from fsdfm.generate.budget import BudgetTarget, EntropyCurve, fit_curve, seconds_per_call
 from fsdfm.generate.cache import PromptCache
 from fsdfm.generate.config import SamplerConfig, check_advice, check_options, read_advice
 from fsdfm.generate.invariant import BatchInvariant
@@ -32,7 +33,7 @@ from fsdfm.generate.run import GenerationRun, cut_blocks
 from fsdfm.model import CausalHeadConfig
 from fsdfm.noise import Noise
 from fsdfm.runtime import Runtime, RuntimeConfig
-from pinned import Cases, chosen, refused, said
+from pinned import Cases, chosen, odd, refused, said
 from tiny_models import BYTES, known_bundle, random_bundle, unigram_world, wants
 
 cases = Cases("generate")
@@ -539,6 +540,50 @@ def loaded(folder) -> object:
     finally:
         torch.set_num_threads(1)
     return [*found, said(lambda: load(folder / "tiny", device="cuda", precision="int8"))]
+
+
+@cases
+def questions() -> object:
+    """What the network hears, in which numbers: a draft, a repair whose damage it finds, a beginning."""
+    lm, heard = LanguageModel(random_bundle(length=12)), list[object]()
+    trunk = lm.checkpoint.model.trunk
+
+    def listening(x_t, t, h, **options):
+        heard.append([x_t, t, h, sorted(options)])
+        return trunk(x_t, t, h, **options)
+
+    lm.checkpoint.model.trunk = listening
+    whole = lm.encoder.damaged("abcdefgh", [1])
+    lm.run([replace(whole, draft=True, frozen=(True, *[False] * (len(whole.frozen) - 1)))], steps=2, seed=3)
+    lm.repair("abcdefgh", steps=2, seed=3)
+    lm.repair("abcdefgh", [(1, 4)], steps=2, seed=3)
+    lm.generate("ab", length=8, steps=2, seed=3, start=0.3)
+    return heard
+
+
+@cases
+def timed_calls() -> object:
+    """What is asked of a network to learn how long a call takes."""
+    asked: list[object] = []
+
+    def posterior(x_t, t, h, *, rows):
+        asked.append([x_t, t, h, rows])
+        return SimpleNamespace(marginals=lambda rows: iter([asked.append(rows)]))
+
+    for canvas, lengths in ((None, (3, 9)), (4, (3, 9))):
+        checkpoint = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(canvas=canvas)), length=6)
+        lm = SimpleNamespace(
+            checkpoint=checkpoint,
+            runtime=SimpleNamespace(device=torch.device("cpu")),
+            network=SimpleNamespace(posterior=posterior),
+        )
+        asked += [0 < seconds_per_call(lm, length) < 60 for length in lengths]
+    return asked
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.generate")
 
 
 @cases

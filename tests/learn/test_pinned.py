@@ -1,12 +1,15 @@
 """What objectives, teachers, the optimiser and the loop give, number by number; see tests/pinned.py."""
 
+import io
 import json
 import math
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from networks import MixerNet
+from rich.console import Console
 from torch import Tensor, nn
 
 from fsdfm.data import Tokenizer, TrainingBatch
@@ -47,13 +50,13 @@ from fsdfm.learn import (
     Tableau,
     register_reward,
 )
-from fsdfm.learn.journal import JsonLines, duration
+from fsdfm.learn.journal import JsonLines, ProgressBar, duration
 from fsdfm.learn.losses import chunked_loss, log_probs_at, soft_cross_entropy
 from fsdfm.learn.optim import EMA, OptimConfig, Optimiser, WithoutDropout
 from fsdfm.learn.path import noised, settled
 from fsdfm.learn.reflow import DRAWS, InverseAutoregressive, Perturbed, Reflow, collect_pairs
 from fsdfm.learn.registry import Registry
-from fsdfm.learn.report import EntropyAlarm, Tally, own_entropy
+from fsdfm.learn.report import EntropyAlarm, Report, Tally, own_entropy
 from fsdfm.learn.reward import LengthRewardConfig, LettersRewardConfig, dpo_weights, reinforce_weights
 from fsdfm.learn.rollout import Tempered, roll_out, weighted_log_prob
 from fsdfm.learn.sweep import AutoregressiveConfig, AutoregressiveTeacher
@@ -62,7 +65,7 @@ from fsdfm.learn.trainer import Every, Hooks, Trainer, TrainerConfig, TrainingSt
 from fsdfm.model import CausalConfig, CausalHeadConfig, CausalModel, CRFConfig, DiT, ModelConfig
 from fsdfm.noise import Noise, Purpose
 from fsdfm.runtime import Runtime, RuntimeConfig
-from pinned import Cases, chosen, refused, said
+from pinned import Cases, chosen, odd, refused, said
 
 cases = Cases("learn")
 V, L, B = 11, 8, 6
@@ -245,13 +248,16 @@ def joint_losses() -> object:
     return found
 
 
+SIZES = dyadic_step_sizes(-3)
+
+
 @cases
 def sweep_losses() -> object:
     found, asked = {}, AutoregressiveTeacher("somewhere.bin")
     for number, path in enumerate(PATHS[:2]):
         model = dit(posterior=CausalHeadConfig(cond_width=8), style="llama")
         for place, (batch, noise) in enumerate(every_batch()):
-            objective = SweepObjective(path, step_sizes=dyadic_step_sizes(-3), spaced_share=0.5, chunk=9)
+            objective = SweepObjective(path, step_sizes=SIZES, spaced_share=0.5, chunk=9)
             found[f"{number} {place}"] = learnt(objective, model, batch, noise)
             if place:
                 own = replace(objective, asked=asked, prefix_share=0.8, weights=POLICIES["PU"], times=FineTimes(0.25))
@@ -262,6 +268,8 @@ def sweep_losses() -> object:
         found[f"{number} first"] = said(
             lambda p=path, m=model: learnt(SweepObjective(p, asked=asked), m, *rows(), ema=causal())
         )
+        own = SweepObjective(path, asked=asked, prefix_share=1.0, start_share=1.0, own_share=0.7, step_sizes=SIZES)
+        found[f"{number} its own texts"] = [learnt(own, model, *batch, ema=causal()) for batch in every_batch()[1:]]
     longer = Noise(1, range(40))
     drawn = SweepObjective(PATHS[1], step_sizes=dyadic_step_sizes(-4))._draw(
         TrainingBatch(torch.zeros(40, 50).long()), longer, 5
@@ -443,7 +451,7 @@ def pairs() -> object:
                 )
         for first in (False, True):
             make = Perturbed(MixerNet(V).double(), path, text, times, 3, first_token=first, filter=Filter(0.7), seed=1)
-            found.append(make.pairs(range(2, 6)))
+            found += [make.pairs(range(2, 6)), replace(make, rule=RULES["single"], seed=3).pairs(range(2, 6))]
     model = causal()
     own = InverseAutoregressive(text, lambda x: model(x), order, seed=2)
     found += [own.pairs([4, 1]), own.pairs([1])]
@@ -569,6 +577,10 @@ def training() -> object:
     again.ema.module.load_state_dict(stopped.ema.module.state_dict())
     state = stopped.state()
     again.load(TrainingState(dict(state.tensors), json.loads(json.dumps(state.numbers))))
+    unused = trainer(few, notes=[])
+    for numbers in ({}, {"next_sample": None, "tokens": None, "training_step": None}):
+        unused.load(TrainingState(dict(unused.state().tensors), {**unused.state().numbers, **numbers}))
+        found[f"begun {len(numbers)}"] = [unused.training_step, unused.next_sample, unused.tokens]
     found["resumed"] = [
         again.alarm.reference,
         again.next_sample,
@@ -783,12 +795,72 @@ def journals(folder) -> object:
     with journal.path.open("a") as file:
         file.write('{"training_st')
     journal.rewind(3)
-    seconds = (0, 0.4, 59.6, 60, 61, 3599, 3600, 3661, 86399, 86400, 90061)
+    seconds = (0, 0.4, 59.6, 60, 61, 119, 120, 3599, 3600, 3661, 3719, 3720, 7199, 7200, 86399, 86400, 90061)
+    seconds = (*seconds, 93599, 93600, 172799, 172800)
     return [
         journal.path.read_text(),
         [duration(s) for s in seconds],
         said(lambda: JsonLines(folder / "no" / "x").write({})).split("/")[0],
     ]
+
+
+class Several:
+    """Stands for processes of which this one is the first: what the others noted is given."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def gather(self, mine):
+        return [mine, *self.others]
+
+
+@cases
+def tallies_of_several() -> object:
+    """What the processes of a run noted, joined, and in which order it is told."""
+    outcomes = []
+    for seed, first in ((0, 0), (1, 6)):
+        batch, noise = rows(first)
+        outcome = PathObjective(PATHS[0])(MixerNet(V, seed=seed), batch, noise, training_step=0, ema=None)
+        tally = Tally()
+        for _ in range(2):
+            late_first = outcome.t.argsort(descending=True)
+            tally.add(replace(outcome, t=outcome.t[late_first]), batch.x_1.numel() + seed)
+        outcomes.append(tally)
+    joined = Trainer._joined(
+        SimpleNamespace(processes=Several(*deepcopy(outcomes[1:]), deepcopy(outcomes[1]))), outcomes[0]
+    )
+    told = joined.loss_by_h_t()
+    return [joined.tokens, joined.means(), [[h, *row] for h, row in told.items()], told]
+
+
+@cases
+def reports() -> object:
+    """What a run says of itself, on a terminal and elsewhere."""
+    logs = {"path_loss": 5.12345, "distil_loss": 0.2, "loss": 9.0, "bits": 3.0, "training_step": 1}
+    report = Report(7, 2.34567, 1e-3, 0.5, 640, 1234.56, 3725.04, logs, {"-3": {"0.25": 1.5}}, averaged=3)
+    every = [report, replace(report, logs={}, alarm="its texts collapse", seconds_left=59.94)]
+    found: list[object] = [[each.to_json(), each.scalars()] for each in every]
+    for is_terminal in (False, True):
+        written = io.StringIO()
+        console = Console(file=written, width=200, force_terminal=is_terminal, color_system=None)
+        bar = ProgressBar(console, total=9, done=2)
+        task, seen = bar.progress.tasks[0], []
+        for happens in (
+            bar.__enter__,
+            lambda b=bar: b.step(SimpleNamespace(training_step=5, last_loss=1.234567)),
+            *(lambda b=bar, r=each: b.report(r) for each in every),
+            lambda b=bar: b.say("a [b] word"),
+            lambda b=bar: b.__exit__(),
+        ):
+            happens()
+            seen.append([task.completed, task.total, dict(task.fields), bar.progress.live.is_started])
+        found += [seen, bar.progress.disable, None if is_terminal else written.getvalue()]
+    return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.learn")
 
 
 @cases

@@ -92,6 +92,17 @@ def test_bad_requests() -> None:
         compute_mauve(features, features, seeds=())
 
 
+def test_the_model_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for places, found in (([str(tmp_path)], True), ([], False), (None, False)):
+        spec = SimpleNamespace(submodule_search_locations=places)
+        monkeypatch.setattr(module.importlib.util, "find_spec", lambda _, spec=spec: spec)
+        if found:
+            assert module.find_minilm() == tmp_path / "model"
+            continue
+        with pytest.raises(ValueError, match="sentence features need the package"):
+            module.find_minilm()
+
+
 def test_features_that_cannot_be_had(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `judge`")
     with pytest.raises(ValueError, match="cannot be had"):

@@ -3,7 +3,9 @@
 import json
 import math
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from worlds import world
 from fsdfm.checkpoint import save_model
 from fsdfm.flow import CosineSchedule, ExactDenoiser, Independent, MaskSource, MixturePath, MixtureSource, UniformSource
 from fsdfm.generate import LanguageModel, SamplerConfig
+from fsdfm.measure import mauve as mauve_module
 from fsdfm.measure.alternative import Alternative, make_alternative
 from fsdfm.measure.archive import Archive, first_difference
 from fsdfm.measure.brier import brier_lm, brier_n, brier_terms
 from fsdfm.measure.collapse import Tolerance, leave_band
+from fsdfm.measure.consistency import find_names, name_recurrence, rarity, topic_likeness
 from fsdfm.measure.controls import CONTROLS, Blindness, Material, find_blindness, sample_controls, sentence_ends
 from fsdfm.measure.copying import find_copies
 from fsdfm.measure.defects import DEFECTS, Sight, find_sights, inject
@@ -49,14 +53,14 @@ from fsdfm.measure.evaluation import (
 from fsdfm.measure.evaluator import Data, MatchTarget, Options, evaluate, evaluate_samples
 from fsdfm.measure.evidence import Evidence, measure_checks
 from fsdfm.measure.frontier import AtEntropy, common_entropies, compare_frontiers, frontier_of, mean_frontier
-from fsdfm.measure.judges import causal_judge
+from fsdfm.measure.judges import causal_judge, huggingface
 from fsdfm.measure.judges.calibration import calibrate, make_judge, shuffle_words
 from fsdfm.measure.judges.gemma import GemmaConfig, GemmaModel, SentencePieceEncoder, gemma_judge, is_gemma3
 from fsdfm.measure.judges.gguf import GgufFile, llama_judge, read_gguf
 from fsdfm.measure.judges.scoring import Scores, TokenJudge
 from fsdfm.measure.kept import ScoreStore
 from fsdfm.measure.matching import find_temperature
-from fsdfm.measure.mauve import Mauve
+from fsdfm.measure.mauve import Mauve, compute_mauve
 from fsdfm.measure.metrics import (
     EntropyMeter,
     count_jumps,
@@ -87,10 +91,11 @@ from fsdfm.measure.statistics import (
     student_mean,
     token_perplexity,
 )
+from fsdfm.measure.suite import METRICS, MetricSuite
 from fsdfm.measure.wellformed import check_texts
 from fsdfm.model import CausalConfig, CausalModel
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said
 from tiny_models import BYTES, random_bundle, save_judges
 
 cases = Cases("measure")
@@ -768,7 +773,7 @@ def words() -> object:
         found.append(said(lambda t=text: parse_steps(t)))
     for text in ("0.5,1", "x", "", "1"):
         found.append(said(lambda t=text: _numbers(t, "--frontier")))
-    for text in (None, "diversity", "all", "perplexity,diversity", "nothing", ""):
+    for text in (None, "diversity", "all", "perplexity,diversity", " perplexity , ,diversity ", "nothing", ""):
         found.append(said(lambda t=text: _metrics(t)))
     for text in ("data", "7.5", "x", "-1", "nowhere.json"):
         found.append(said(lambda t=text: _target(t, 16)))
@@ -862,7 +867,170 @@ def evaluations(folder) -> object:
     saved = evaluate_samples(
         archive, Data(rows, training=stream[:600]), judge(5, "new", max_length=64), options=whole_options(matched=())
     )
-    return {"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": {what[0] for what in told}}
+    # by which temperatures a search goes hangs on the last digit of an entropy; where it ends is among the rows
+    names = {name.partition(" at ")[0] if ": pilot" in name else name for name, _, _ in told}
+    rows = [*found.rows, *found.frontier, *found.alternatives]
+    return {
+        **{"whole": plain(found), "small": plain(small), "saved": plain(saved), "told": names},
+        "samples by seconds": [row.seconds / row.seconds_per_sample for row in rows],
+        "rows take no more than the whole": sum(row.seconds for row in rows) <= found.facts["seconds"],
+    }
+
+
+def near_means(p, q, *, num_buckets, seed, verbose) -> SimpleNamespace:
+    """Stands for mauve-text: all that it is told has a say."""
+    apart = float(np.linalg.norm(p.mean(0) - q[:-1].mean(0)))
+    return SimpleNamespace(mauve=math.exp(-apart) * (1 - 0.01 * num_buckets) - 0.001 * seed * (2 - verbose))
+
+
+@cases
+def suites(folder) -> object:
+    """More rows than are read at once, with a first token that is given."""
+    rows = cut_rows(*packed(), 16, bos_id=256, begin="anywhere")
+    assert len(rows) > 144
+    told: list[tuple[str, int, int]] = []
+    suite = MetricSuite(
+        Reader(BYTES, 256),
+        METRICS,
+        judge=judge(),
+        real=rows[:34],
+        training=rows[74:80].flatten(),
+        features=style_features,
+        seed=3,
+        on_progress=lambda *what: told.append(what),
+        evidence=Evidence(Reader(BYTES, 256), rows[80:96], seed=3),
+        store=ScoreStore(folder),
+        second=judge(4, "other"),
+        spare=rows[40:74],
+    )
+    columns = {name: np.arange(len(rows[:34])) % 7 + k for k, name in enumerate(("bits", "logits", "jumps", "free"))}
+    drawn, other = Drawn(rows[110:144], columns), rows[110:130]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mauve_module, "_library", lambda: near_means)
+        patch.setattr(mauve_module, "_threads", nullcontext)
+        found: list[object] = [
+            suite.texts(drawn, "all"),
+            suite.texts(drawn, "light", light=True, kept=True),
+            suite.real_texts(rows[:34], "real"),
+            suite.control_texts(rows[100:134], "control"),
+            suite.mauve(drawn.tokens, "all"),
+            suite.mauve(other, "fewer"),
+            suite.mauve(other[:1], "one"),
+            compute_mauve(np.eye(40)[:33], np.eye(40)[7:], num_buckets=3, seeds=(4, 1)),
+            [compute_mauve(np.eye(n), np.eye(n)[::-1]).num_buckets for n in (2, 14, 15, 25, 35)],
+        ]
+    shuffled = suite.score_shuffled(rows[:34], "shuffled")
+    found += [shuffled, suite.score(rows[:34], "behind", border=9), suite.entropy(rows, border=9)]
+    found += [suite.entropy_bits(rows), suite.ratio(drawn, "jumps", "free")]
+    zeros = Drawn(rows[:2], {"a": np.ones(2), "b": np.zeros(2)})
+    band = {name: Measured(1.0, 0.9, 1.1) for name in ("entropy_bits", "distinct_1", "distinct_2", "distinct_4")}
+    found += [suite.ratio(zeros, "a", "b"), suite.flags(rows[100:], band), said(lambda: suite.flags(rows[100:], {}))]
+    nothing = Scores(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
+    bare = MetricSuite(Reader(BYTES), ("perplexity", "diversity"), judge=judge())
+    found += [suite.perplexities(nothing, "x_"), bare.flags(rows, {}), bare.mauve(rows, "x")]
+    few = bare.texts(Drawn(rows[:2], {}), "two")
+    before = len(told)
+    suite.real_texts(rows[:34], "real")  # kept: the judges read nothing
+    return [*found, few, told, len(told) - before]
+
+
+@cases
+def embedded() -> object:
+    """Sentence features of a network of a few numbers, more texts than are read at once."""
+
+    def tokenizer(texts, *, truncation, max_length):
+        return {"input_ids": [[ord(c) for c in text][: max_length if truncation else None] for text in texts]}
+
+    def network(input_ids, attention_mask):
+        place = torch.arange(input_ids.shape[1])[:, None] + 1
+        hidden = torch.sin(input_ids[..., None] * torch.tensor([0.1, 0.7, 1.3]) + 0.01 * place)
+        return SimpleNamespace(last_hidden_state=hidden + attention_mask.sum(1)[:, None, None] / 50)
+
+    hidden, real = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(3, 4).long()
+    real[1, 2:], real[2] = 0, 0
+    found: list[object] = [mauve_module._mean_pool(hidden, real), mauve_module._last_token(hidden, real)]
+    for pool in (mauve_module._mean_pool, mauve_module._last_token):
+        made = object.__new__(mauve_module._Embedder)
+        made.tokenizer, made.network, made.pool, made.max_tokens, made.device = tokenizer, network, pool, 60, "cpu"
+        found += [made([*STORY[:20], "", *"abc"]), said(lambda m=made: m([]))]
+    return found
+
+
+class Transformers:
+    """Stands for the library: notes what it is asked for, and gives a network of a few numbers."""
+
+    def __init__(self, bos: int | None, lengths: tuple[object, object]):
+        self.bos, self.lengths, self.asked = bos, lengths, list[object]()
+        self.AutoTokenizer = SimpleNamespace(from_pretrained=self.tokenizer)
+        self.AutoModelForCausalLM = self.AutoModel = SimpleNamespace(from_pretrained=self.network)
+
+    def tokenizer(self, source, **options):
+        self.asked.append(["tokenizer", source, options])
+
+        def encode(texts, **how):
+            self.asked.append(how)
+            return {"input_ids": [[ord(c) % 50 for c in text] for text in texts]}
+
+        encode.bos_token_id, encode.eos_token_id, encode.model_max_length = self.bos, 49, self.lengths[1]
+        return encode
+
+    def network(self, source, **options):
+        self.asked.append(["network", source, {name: str(value) for name, value in options.items()}])
+        model = torch.nn.Embedding(50, 50, _weight=torch.sin(torch.arange(2500.0)).view(50, 50) * 2)
+        model.config = SimpleNamespace(vocab_size=50, max_position_embeddings=self.lengths[0])
+        forward = model.forward
+        model.forward = lambda input_ids, **options: SimpleNamespace(logits=forward(input_ids))
+        return model
+
+
+@cases
+def judges_of_transformers() -> object:
+    texts = ["a word", "x", "", STORY[0]]
+    found: list[object] = []
+    for bos, lengths in ((None, (9, 10**30)), (7, (None, 30)), (0, (2048, 12)), (3, (None, None)), (3, (10**6, 10**6))):
+        library = Transformers(bos, lengths)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(huggingface, "_require", lambda _, library=library: library)
+            made = huggingface.huggingface_judge("some/model")
+            again = huggingface._load("folder", name="n", device="cpu", options={"gguf_file": "f"}, bos_id=5)
+        found += [made.score(texts), made.max_length, made.bos_id, made.name, dict(made.facts), made.score([])]
+        found += [again.bos_id, dict(again.facts), library.asked]
+    logits = huggingface._Nll(Transformers(1, (9, 9)).network("x"))(torch.arange(600).view(2, 300) % 50)
+    return [*found, logits]
+
+
+@cases
+def evaluations_with_features() -> object:
+    """What needs vectors of texts, and what is taken over from an evaluation of other weights."""
+    stream, starts = packed()
+    rows = cut_rows(stream, starts, 16, bos_id=256)
+    config = CausalConfig(vocab_size=257, width=16, num_blocks=1, num_heads=2, max_length=40, dropout=0.0)
+    alternatives = (Alternative("ar", CausalModel(config, seed=1).eval()),)
+    plan = SamplingPlan(length=16, config=SamplerConfig(seed=2))
+    asked = Options(sampling=plan, steps=(1,), num=4, batch_size=3, metrics=("mauve", "brier", "continuation"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mauve_module, "_library", lambda: near_means)
+        patch.setattr(mauve_module, "_threads", nullcontext)
+        data = Data(rows[:8], features=style_features, alternatives=alternatives)
+        swept = replace(asked, alternative_frontier=(0.6, 1.0), frontier=(0.7,), frontier_num=3, controls=False)
+        kept: list[object] = []
+        bundle = random_bundle(length=16, bos_id=256)
+        found = [evaluate(bundle, data, judge(), options=swept, on_row=kept.append)]
+        found.append(evaluate(bundle, data, judge(), options=swept, earlier=kept[1]))
+        alone = replace(asked, steps=(), metrics=("brier",))
+        found.append(evaluate(bundle, data, judge(), options=alone))
+        beside = Data(rows[:8], features=style_features, beside=found[-1])
+        found.append(evaluate(bundle, beside, judge(), options=replace(alone, steps=(1,))))
+    return [[plain(each) for each in found], len(kept)]
+
+
+@cases
+def names_and_topics() -> object:
+    blocks = ["Then Tom met Mrs. Hill and Mr. Brown", "so Anna, Tom; Otto and the Lady", "Tom", "we saw Anna and Tom"]
+    weight = rarity(blocks)
+    found: list[object] = [[find_names(block) for block in blocks], weight]
+    found += [name_recurrence(blocks, range(a, b)) for a, b in ((1, 2), (1, 3), (2, 4))]
+    return [*found, *(topic_likeness(blocks, k, weight) for k in (1, 2)), topic_likeness(["x", "Tom"], 1, weight)]
 
 
 @cases
@@ -1181,6 +1349,17 @@ def requests_of_evaluations(folder) -> object:
             lambda w=wrong: run_evaluation(replace(asked, **w), console=Console(quiet=True)).finished
         )
     return found
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd(
+        "fsdfm.measure",
+        Options(sampling=SamplingPlan(length=24)),
+        SamplingPlan(length=24),
+        Measured(1.0, 0.5, 2.0),
+        Row(steps=2),
+    )
 
 
 @cases

@@ -32,7 +32,7 @@ from fsdfm.model.network import Network
 from fsdfm.model.stack import rotary_frequencies, visibility
 from fsdfm.model.weights import weights_sha256
 from fsdfm.noise import Noise, Purpose
-from pinned import Cases, chosen, refused, said
+from pinned import Cases, chosen, odd, refused, said
 
 cases = Cases("model")
 V, L = 13, 7
@@ -116,7 +116,12 @@ def contexts() -> object:
         torch.tensor([0.3, 0.6]).double(),
         torch.tensor([0.5, 0.25]).double(),
     )
-    for options in ({}, {"window": 4}, {"window": 8, "style": "llama", "num_kv_heads": 1}):
+    for options in (
+        {},
+        {"window": 4},
+        {"window": 8, "style": "llama", "num_kv_heads": 1},
+        {"window": 4, "style": "llama", "next_token": True},
+    ):
         model = dit(canvas=4, conditioning="step", **options)
         with torch.no_grad():
             found.append(model.trunk(x_1.flip(1), t, h, context=model.read_all(x_1)))
@@ -168,6 +173,36 @@ def children() -> object:
         said(aware.step_aware),
         said(lambda: linked.with_transitions(linked.joint.left, linked.joint.right)),
     ]
+
+
+@cases
+def grown() -> object:
+    """Joint heads that became larger, and transitions that became dynamic."""
+    x_t, t, h = asked()
+    other = stirred(CausalModel(CausalConfig(**{**SHAPE, "num_blocks": 5})), 9)
+    small = stirred(dit().with_posterior(CausalHeadConfig(num_blocks=2, cond_width=6), seed=2))
+    found: list[object] = []
+    for count, start in ((3, {}), (4, {"causal": other})):
+        child = small.with_larger_posterior(CausalHeadConfig(num_blocks=count, cond_width=6), seed=3, **start)
+        found += [dict(child.joint.named_parameters()), child.config, child.joint.blocks[-1].attention.out.weight]
+    chain = stirred(dit().with_posterior(CRFConfig(rank=3), seed=2))
+    gated = chain.with_gates(4, seed=5)
+    found += [dict(gated.joint.named_parameters()), gated.config.posterior]
+    gated = stirred(gated, 1)
+    with torch.no_grad():
+        found += [gated.joint.gates(gated.trunk(x_t, t, h), t, h)]
+        alone = [gated.joint.gates(gated.trunk(x_t, t, h)[k : k + 1], t[k : k + 1], h[k : k + 1]) for k in range(3)]
+        found += [torch.cat(alone), [c.to_dict() for c in (chain.config.posterior, gated.config.posterior)]]
+    for ask in (
+        lambda: small.with_larger_posterior(CausalHeadConfig(num_blocks=2, cond_width=6)),
+        lambda: chain.with_larger_posterior(CausalHeadConfig(num_blocks=3, cond_width=6)),
+        lambda: dit().with_larger_posterior(CRFConfig()),
+        lambda: gated.with_gates(4),
+        lambda: small.with_gates(4),
+        *(lambda w=w: CRFConfig(**w) for w in ({"rank": 0}, {"rank": True}, {"gate_width": -1}, {"gate_width": 1.0})),
+    ):
+        found.append(said(ask))
+    return found
 
 
 STACKS = {
@@ -262,6 +297,7 @@ def heads() -> object:
         "crf": {"posterior": CRFConfig(rank=3)},
         "causal": {"posterior": CausalHeadConfig(cond_width=6)},
         "llama": {"posterior": CausalHeadConfig(num_blocks=1, cond_width=6), "style": "llama", "conditioning": "step"},
+        "gates": {"posterior": CRFConfig(rank=3, gate_width=5)},
         "grouped": {
             "posterior": CausalHeadConfig(num_blocks=3, cond_width=6),
             "style": "llama",
@@ -287,7 +323,7 @@ def heads() -> object:
                 model.joint.log_prob(model, features, x_1, **joined),
                 model.joint.log_prob(model, features, x_1, **joined, forbidden=3),
             ]
-            if name != "crf":
+            if name not in ("crf", "gates"):
                 own += [
                     model.joint.read(model, features, x_1, t=t, h=h),
                     model.joint.position_log_probs(model, features, x_1, t=t, h=h),
@@ -532,6 +568,11 @@ def configs() -> object:
     bare = Network()
     found += [said(bare.step_aware), said(lambda: bare.with_transitions(torch.ones(2, 3), torch.ones(2, 3)))]
     return [*found, replace(config, width=12).head_width]
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.model", TransformerConfig(**SHAPE), CausalConfig(**SHAPE))
 
 
 @cases

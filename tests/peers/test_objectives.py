@@ -217,3 +217,18 @@ def test_recipes_can_name_them(kind):
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match="allowed are"):
         bad()
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        (DuoConfig(curriculum_steps=9), EVEN),
+        (ConsistencyConfig(step=0.25), EVEN),
+        (RoundConfig(step=0.125), MASKED),
+        (HybridConfig(epsilon=0.2), MASKED),
+        (GammaConfig(gamma=0.3), MASKED),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_an_objective_has_the_settings_of_its_recipe(config, path):
+    assert OBJECTIVES.build(config, path).config == config

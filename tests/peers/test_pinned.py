@@ -56,7 +56,7 @@ from fsdfm.peers.transition import (
     nucleus,
     strict_nucleus,
 )
-from pinned import Cases, chosen, said
+from pinned import Cases, chosen, odd, said
 
 cases = Cases("peers")
 V, L, B = 7, 6, 4
@@ -544,6 +544,11 @@ def files(folder) -> object:
         is_peer(folder / "empty"),
         said(lambda: open_layout(folder / "empty")),
     ]
+
+
+@cases
+def what_is_allowed() -> object:
+    return odd("fsdfm.peers")
 
 
 @cases

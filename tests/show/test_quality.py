@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from fsdfm.show.quality.tables import (
     matched_table,
     metric_table,
     model_tables,
+    plain_markdown,
     results_csv,
 )
 from fsdfm.show.quality.terminal import print_tables
@@ -531,3 +533,14 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"matplotlib.*fsdfm\[plots\]"):
         write_report([file], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a|b", "a\\|b", "a\\\\| 1.0 | 2.0", "\\", "a\\", "[x](y)", "[x\\](y)", "![a\\\\](b)"])
+def test_a_strangers_name_is_one_cell_and_no_link(name):
+    """As GitHub cuts a row: a backslash takes what follows it along, a bar after two backslashes ends a cell."""
+    row = plain_markdown(name)
+    cells = re.findall(r"(?:\\.|[^|])+", row)
+    assert cells == [row]
+    said = re.sub(r"\\([\\|\[\]()])", r"\1", row)
+    assert said == name  # nothing is lost
+    assert "](" not in re.sub(r"\\.", "", row)

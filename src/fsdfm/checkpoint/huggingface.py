@@ -28,7 +28,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from fsdfm.data import Tokenizer
-from fsdfm.files import file_sha256, read_text
+from fsdfm.files import file_sha256, read_text, require_plain
 from fsdfm.model.filling import Precision, fill_network
 from fsdfm.model.stack import Transformer, TransformerConfig
 
@@ -314,8 +314,10 @@ class FolderWeights(Mapping[str, Tensor]):
         self._shards.clear()
 
     def sha256(self) -> str:
-        """The SHA-256 of its files' own, by name: all of them are read."""
+        """The SHA-256 of its files' own, by name: all of them are read, once each is known to hold what it says."""
         files = sorted(set(self._where.values()))
+        for path in files:
+            self._open(path)  # a file without an end is refused by its header
         return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in files).encode()).hexdigest()
 
     def _index(self) -> dict[str, Path]:
@@ -358,6 +360,7 @@ class FolderWeights(Mapping[str, Tensor]):
     def _open(self, path: Path) -> Any:
         if str(path) not in self._shards:
             try:
+                require_plain(path)
                 with path.open("rb") as file:
                     length = int.from_bytes(file.read(8), "little")
                 if length > _LARGEST_HEADER:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from fsdfm.data.parquet import check_parquet
+
 __all__ = [
     "SEPARATOR",
     "Chunk",
@@ -43,7 +45,6 @@ _READ_BYTES = 2**18
 _PIECE_CHARS = 2**14
 _TESTS = {"test", "tests", "idle_test"}
 _LONGEST_DOCUMENT = 2**28  # bytes of one that is read whole, as those of JSON lines are
-_BOMB_BYTES, _BOMB_RATIO = 2**26, 200  # text is packed to a twentieth at best
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 16
 # Byte-pair merges never cross from a word into the space after it, so a cut there changes no token.
 _SAFE_CUTS = (re.compile(r"(?<=\S) (?=\S)"), re.compile(r"(?<=\S)\s"))
@@ -216,15 +217,39 @@ class Parquet:
         if self.field not in names or nested:
             what = "no column" if self.field not in names else "no text in column"
             raise ValueError(f"{self.path} has {what} {self.field!r}; give field=NAME, one of {names}")
-        # Repeated texts are kept once: a file of a few bytes can repeat a long one very often.
-        with pyarrow.ParquetFile(self.path, read_dictionary=[self.field]) as file:
-            _check_pages(self.path, file.metadata, self.field)
-            rows, row = file.metadata.num_rows, 0
-            for batch in file.iter_batches(batch_size=64, columns=[self.field]):
-                for text in batch.column(0):
-                    row += 1
-                    where = f"{self.path} row {row}"
-                    yield Chunk(_field({self.field: text.as_py()}, self.field, where), True, row / rows)
+        try:
+            yield from self._rows(pyarrow)
+        except (OSError, NotImplementedError, MemoryError) as error:  # of pyarrow
+            reason = str(error).partition("\n")[0] or "it needs more memory than there is"
+            raise ValueError(f"{self.path} cannot be read: {reason[:200]}; write it again") from error
+
+    def _rows(self, pyarrow: Any) -> Iterator[Chunk]:
+        # Repeated texts are kept once, for a file of a few bytes can repeat a long one very often; where a text is
+        # written as what differs from the one before, which pyarrow cannot keep once, one is read at a time.
+        with pyarrow.ParquetFile(self.path) as file:
+            metadata = file.metadata
+            check_parquet(self.path, metadata, self.field)
+            differences = _DIFFERENCES in _encodings(metadata, self.field)
+        once = {"read_dictionary": None if differences else [self.field]}
+        with pyarrow.ParquetFile(self.path, **once) as file:
+            rows, row = metadata.num_rows, 0
+            for group in range(metadata.num_row_groups):  # one after the other: a batch would take parts of many
+                some = {"batch_size": 1 if differences else 64, "row_groups": [group], "columns": [self.field]}
+                for batch in file.iter_batches(**some):
+                    for text in batch.column(0):
+                        row += 1
+                        where = f"{self.path} row {row}"
+                        yield Chunk(_field({self.field: text.as_py()}, self.field, where), True, row / rows)
+
+
+_DIFFERENCES = "DELTA_BYTE_ARRAY"
+
+
+def _encodings(metadata: Any, field: str) -> set[str]:
+    """How the values of a column are written, in any group of rows."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return {name for column in columns if column.path_in_schema == field for name in column.encodings}
 
 
 @dataclass(frozen=True)
@@ -400,18 +425,6 @@ def _stripped(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 def _check_size(size: int, where: str) -> None:
     if size > _LONGEST_DOCUMENT:
         raise ValueError(f"{where} has more than {_LONGEST_DOCUMENT} bytes; allowed are documents up to that: cut it")
-
-
-def _check_pages(path: Path, metadata: Any, field: str) -> None:
-    """Raise where a column unpacks to more than text can: a bomb of a few bytes takes gigabytes."""
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for column in map(row_group.column, range(row_group.num_columns)):
-            packed, size = column.total_compressed_size, column.total_uncompressed_size
-            if column.path_in_schema.split(".")[0] == field and size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
-                raise ValueError(
-                    f"{path}: row group {group} unpacks {packed} bytes to {size}; allowed is {_BOMB_RATIO}-fold"
-                )
 
 
 def _json_object(line: bytes, where: str) -> Mapping[str, Any]:

@@ -281,6 +281,8 @@ def _canonical(definition: str, eos: str | None) -> dict[str, Any]:
         raise ValueError(f"a tokenizer definition must be JSON: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get("added_tokens"), list):
         raise ValueError("this is not a tokenizer.json of the tokenizers library: it lists no added_tokens")
+    if not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in record["added_tokens"]):
+        raise ValueError("this is not a tokenizer.json of the tokenizers library: an added token has no content")
     _check_parts(record)
     record |= {"truncation": None, "padding": None}
     marked = [token["content"] for token in record["added_tokens"] if token.get("eos")]

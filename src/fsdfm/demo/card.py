@@ -13,7 +13,7 @@ from fsdfm.measure.results import Evaluation, load_evaluation
 from fsdfm.model.weights import weights_sha256
 from fsdfm.show.quality import Comparison
 from fsdfm.show.quality.report import facts_in_words, judge_in_words
-from fsdfm.show.quality.tables import model_tables
+from fsdfm.show.quality.tables import model_tables, plain_markdown
 
 __all__ = ["BEGIN", "END", "card_text", "measured_markdown", "prune_results", "stale_card", "write_card"]
 
@@ -83,5 +83,8 @@ def measured_markdown(evaluation: Evaluation) -> str:
     real, marks = comparison.real_of(evaluation.name), comparison.marks
     table = model_tables("Measured", evaluation, real, marks=marks)[0].to_markdown()
     commands = "\n".join(evaluate_commands(evaluation))
-    words = f"{judge_in_words(evaluation.judge)} Brackets are 95 % intervals. {facts_in_words(evaluation)}"
+    if BEGIN in commands or END in commands:
+        raise ValueError(f"the results of {evaluation.name!r:.80} hold {END!r}, a mark of the card; measure again")
+    judge, facts = plain_markdown(judge_in_words(evaluation.judge)), plain_markdown(facts_in_words(evaluation))
+    words = f"{judge} Brackets are 95 % intervals. {facts}"
     return f"{table.replace('### ', '## ', 1)}\n{words}\n\n```sh\n{commands}\n```\n"

@@ -36,7 +36,16 @@ Sampling = tuple[tuple[str, Any], ...]
 def command_line(command: str, *arguments: str, **options: Any) -> str:
     """A line for the shell: `fsdfm COMMAND ARGUMENTS --options`, without those that are None."""
     given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
-    return shlex.join(["fsdfm", command, *arguments, *(str(word) for pair in given.items() for word in pair)])
+    words = ["fsdfm", command, *arguments, *(str(word) for pair in given.items() for word in pair)]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word for the shell, on one line whatever stands in it: a name of somebody else's may hold an end of a line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.encode("unicode_escape").decode().replace("'", "\\'")
+    return f"$'{escaped}'"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -508,6 +508,11 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """A text of somebody else's as it is: its HTML is shown, not obeyed, and its links and pictures are no links."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")
+    """A text of somebody else's as it is: its HTML is shown, not obeyed, and its links and pictures are no links.
+
+    Its own backslashes come first: before a bar, one would end the cell that the bar should stand in.
+    """
+    text = (
+        text.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")
+    )
     return " ".join(text.replace("|", "\\|").split())
