@@ -82,8 +82,8 @@ class Sampler:
     **What renoising does.** p_t -> p_s is exact for any model, so with the true posterior and h -> 0 the end is p_1 as
     without it. A step is a predictor, and going back and forth a corrector whose fixed point is p_t: the sum of the
     forward and the backward rates of Campbell et al. 2022 (arXiv 2205.14987), whose predictor-corrector is that of Song
-    et al. 2021 (2011.13456), and of Gat et al. 2024 (2407.15595). Going back before every step is that of Karras
-    et al. 2022 (2206.00364); ReMDM's remasking (Wang et al. 2025, 2503.00307) is a rate of it under the mask source.
+    et al. 2021 (2011.13456), and of Gat et al. 2024 (2407.15595). Going back before every step is what Karras
+    et al. 2022 (2206.00364) do; ReMDM's remasking (Wang et al. 2025, 2503.00307) is a rate of it under the mask source.
     Whatever laws come in are drawn together: positions that return to the source forget what was wrong about them, and
     of the total variation of two laws over L positions at most 1 - (1 - kappa_s/kappa_t)^L is left. What it costs is
     longer steps, (1 + renoise) h: with the true posterior, where there is nothing to correct, as many calls end further
