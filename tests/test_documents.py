@@ -71,7 +71,7 @@ NOT_RUN = {
     r"--matched": "searches a temperature for minutes; tests/measure does it small",
 }
 BUDGET = 4  # network calls at most
-SMALL = {"--num": "2", "--length": "24", "--judge": "judge", "--processes": "1"}
+SMALL = {"--num": "2", "--length": "24", "--judge": "judge", "--second-judge": "other", "--processes": "1"}
 ADDED = {
     "evaluate": [("--length", "24"), ("--num", "2"), ("--frontier", "none"), ("--no-controls",)],
     "generate": [("--length", "24")],
@@ -178,7 +178,7 @@ def shrink(words: list[str]) -> list[str]:
     for place, word in enumerate(words[:-1]):
         if word in SMALL:
             small[place + 1] = SMALL[word]
-        if word == "--steps" and words[place + 1] != "auto":
+        if word == "--steps" and words[place + 1] not in ("auto", "none"):
             few = [part for part in words[place + 1].replace("..", ",").split(",") if int(part) <= BUDGET]
             small[place + 1] = ",".join(few) or str(BUDGET)
     if "--from-samples" not in words:  # whose file has decided it all

@@ -195,8 +195,8 @@ class _Run:
     def _keep(self, evaluation: Evaluation, request: EvaluationRequest, report: _Report) -> None:
         if self.speaks and request.json is not None:
             save_evaluation(evaluation, request.json)
+        self.known = evaluation  # at once: a stop says what the file holds
         report.evaluation(evaluation)
-        self.known = evaluation
 
 
 _Task = Callable[[Evaluation | None, OnRow, Callable[[str, int, int], None]], Evaluation]
