@@ -20,6 +20,7 @@ import torch
 import fsdfm
 from fsdfm.data import SEPARATOR
 from fsdfm.generate import LanguageModel
+from fsdfm.measure import bootstrap_ratio
 
 BATCH = 8
 
@@ -33,14 +34,10 @@ def judged(lm: LanguageModel, texts: list[list[int]]) -> list[list[bool]]:
 
 def rate(marked: list[list[bool]], among: list[list[bool]]) -> str:
     """The share of the tokens `among` which are marked, with its interval over texts."""
-    counts = torch.tensor(
-        [[sum(m and a for m, a in zip(*pair, strict=True)), sum(pair[1])] for pair in zip(marked, among, strict=True)]
-    )
-    drawn = counts[torch.randint(len(counts), (2000, len(counts)), generator=torch.Generator().manual_seed(0))].sum(1)
-    rates = drawn[:, 0] / drawn[:, 1].clamp(min=1)
-    low, high = torch.quantile(rates.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    wrong, of = counts.sum(0).tolist()
-    return f"{wrong} of {of}: {100 * wrong / max(of, 1):.2f} % [{100 * low:.2f}, {100 * high:.2f}]"
+    wrong = torch.tensor([sum(m and a for m, a in zip(*pair, strict=True)) for pair in zip(marked, among, strict=True)])
+    of = torch.tensor([sum(each) for each in among])
+    found = bootstrap_ratio(wrong, of).map(lambda share: 100 * share)
+    return f"{wrong.sum()} of {of.sum()}: {found:.2f} %"
 
 
 def main() -> None:
@@ -53,10 +50,14 @@ def main() -> None:
     parser.add_argument("--shares", default="0.02,0.05,0.15,0.3,0.5")
     parser.add_argument("--sentences", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    lm = fsdfm.load(args.model, threads=1)
+    if not args.text.is_file():
+        parser.error(f"there is no file {args.text}")
     every = [each.strip() for each in args.text.read_text(encoding="utf-8").split(SEPARATOR) if each.strip()]
     stories = every[args.skip : args.skip + args.stories]
+    if not stories:
+        parser.error(f"{args.text} has {len(every)} stories; none is left behind the first {args.skip}")
+    torch.set_num_threads(1)
+    lm = fsdfm.load(args.model, threads=1)
     if args.sentences:
         stories = [each for story in stories for each in re.split(r"(?<=[.!?])\s+", story)[::4]]
     texts = [lm.checkpoint.tokenizer.encode(story) for story in stories]
